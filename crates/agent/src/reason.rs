@@ -1,19 +1,23 @@
 //! Why a step failed, and what can resolve it: a retry, another plan, or an operator.
 //!
 //! Programs explain failures in text, so the rules search for phrases: the first rule with a phrase
-//! in the end of the output gives the reason. A failure that no rule matches is retried.
+//! in the end of the output gives the reason. A failure that no rule matches is retried. A failure
+//! after which the work went on, such as that of the first of two sources, does not count.
 
 use jiff::SignedDuration;
 use refit_kinds::refit::{FailureKind, StepError};
 
 use crate::{
     engine::InvalidStep,
-    host::{Job, work::failure_of},
+    host::{
+        Command, Job,
+        work::{deciding, failure_of},
+    },
     policy::PolicyRefusal,
     state::StepOutcome,
 };
 
-/// Reason of an attempt that used its whole timeout.
+/// Reason of an attempt that used its whole timeout; of a download, whatever its output says.
 pub(crate) const TIMED_OUT: &str = "TimedOut";
 
 /// A failed attempt.
@@ -213,22 +217,25 @@ impl Failure {
         // The exit code of a Refit worker is more precise than the output of the programs that it
         // ran.
         let worker_kind = Some(failure_of(code)).filter(|kind| *kind != RETRIABLE);
-        if let Some(rule) = RULES.iter().find(|rule| rule.matches(tail)) {
-            let kind = worker_kind.unwrap_or(rule.kind);
-            let message = match rule.remedy {
-                "" => summary,
-                remedy => format!("{summary}; {remedy}"),
-            };
-            return Self::new(kind, rule.reason, message);
-        }
-        if let Some(kind) = worker_kind {
-            return Self::new(kind, "CommandFailed", summary);
-        }
-        // The clock may have jumped: the duration only selects the reason, not the next action.
-        if took >= SignedDuration::from_secs(i64::from(job.timeout_seconds)) {
-            return Self::new(RETRIABLE, TIMED_OUT, summary);
-        }
-        Self::new(RETRIABLE, "CommandFailed", summary)
+        let output = deciding(tail);
+        let rule = RULES.iter().find(|rule| rule.matches(output));
+        let kind = worker_kind.or(rule.map(|rule| rule.kind)).unwrap_or(RETRIABLE);
+        // The clock may have jumped: the duration does not decide whether there is a retry, only how
+        // many.
+        let used_timeout = took >= SignedDuration::from_secs(i64::from(job.timeout_seconds));
+        let timed_out =
+            kind == RETRIABLE && used_timeout && (rule.is_none() || is_download(&job.command));
+        let (reason, message) = match rule {
+            Some(rule) if timed_out => {
+                let seconds = job.timeout_seconds;
+                (TIMED_OUT, format!("{summary}; {} until its timeout of {seconds} s", rule.reason))
+            }
+            Some(Rule { reason, remedy: "", .. }) => (*reason, summary),
+            Some(Rule { reason, remedy, .. }) => (*reason, format!("{summary}; {remedy}")),
+            None if timed_out => (TIMED_OUT, summary),
+            None => ("CommandFailed", summary),
+        };
+        Self::new(kind, reason, message)
     }
 
     /// How the journal records it: a failure that a retry cannot resolve is not retried.
@@ -237,6 +244,14 @@ impl Failure {
             FailureKind::Retriable => StepOutcome::Failed,
             FailureKind::Final | FailureKind::NeedsPerson => StepOutcome::FailedForGood,
         }
+    }
+}
+
+/// Whether a command is a download. Each of its attempts may take an hour.
+fn is_download(command: &Command) -> bool {
+    match command {
+        Command::Step(step) => step.rules().is_download(),
+        Command::Undo(_) => false,
     }
 }
 
@@ -249,7 +264,8 @@ impl Rule {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use refit_kinds::refit::HostStep;
+    use crate::host::work::{EXIT_NEEDS_PERSON, GOES_ON};
+    use refit_kinds::refit::{HostStep, ImageArgs};
 
     fn failed(tail: &str, seconds: i64) -> Failure {
         let job = Job::new("p", "u", "snapshot", HostStep::Snapshot {});
@@ -318,6 +334,46 @@ mod tests {
         assert_eq!(failed("", 899).reason, "CommandFailed");
         assert_eq!(failed("", 900).reason, "TimedOut");
         assert_eq!(failed("", -5).reason, "CommandFailed");
+    }
+
+    #[test]
+    fn only_what_follows_an_overcome_failure_decides_the_reason() {
+        let first = "Error: nothing provides x needed by kubeadm";
+        for (tail, reason, kind) in [
+            (first.to_owned(), "PackageConflict", PERSON),
+            (format!("{first}\n{GOES_ON}\nCould not resolve host"), "Unreachable", RETRIABLE),
+            (format!("{first}\n{GOES_ON}\nerror: x"), "CommandFailed", RETRIABLE),
+            (format!("Could not resolve host\n{GOES_ON}\n{first}"), "PackageConflict", PERSON),
+        ] {
+            let failure = failed(&tail, 1);
+            assert_eq!((failure.reason, failure.kind), (reason, kind), "{tail}");
+            assert!(failure.message.contains(first), "the message has all of the output");
+        }
+    }
+
+    #[test]
+    fn a_download_that_used_its_whole_timeout_timed_out_whatever_its_output() {
+        let images = ImageArgs::default();
+        let download = HostStep::ImagePreload { version: None, images, bundle: None };
+        let away = "Connection timed out";
+        for (step, code, tail, seconds, reason, kind) in [
+            (&download, 15, away, 3600, TIMED_OUT, RETRIABLE),
+            (&download, 15, away, 3599, "Unreachable", RETRIABLE),
+            (&download, 15, "", 3600, TIMED_OUT, RETRIABLE),
+            (&download, 15, "No space left on device", 3600, "DiskFull", PERSON),
+            (&download, EXIT_NEEDS_PERSON, away, 3600, "Unreachable", PERSON),
+            (&download, EXIT_NEEDS_PERSON, "", 3600, "CommandFailed", PERSON),
+            (&HostStep::Snapshot {}, 15, away, 3600, "Unreachable", RETRIABLE),
+        ] {
+            let job = Job::new("p", "u", "s", step.clone());
+            let failure = Failure::of_exit(&job, code, tail, SignedDuration::from_secs(seconds));
+            assert_eq!((failure.reason, failure.kind), (reason, kind), "{code} {tail} {seconds}");
+            assert!(failure.message.contains(tail));
+        }
+        let job = Job::new("p", "u", "s", download);
+        let failure = Failure::of_exit(&job, 15, away, SignedDuration::from_secs(3600));
+        let end = "Connection timed out; Unreachable until its timeout of 3600 s";
+        assert!(failure.message.ends_with(end), "{}", failure.message);
     }
 
     #[test]

@@ -18,7 +18,7 @@ pub(super) async fn preload(
 ) -> Result<(), WorkError> {
     match fetch(site, version, args).await {
         Err(error) if args.optional => {
-            site.log(&format!("leaving the images to kubeadm: {error}"));
+            site.log_and_go_on(&format!("leaving the images to kubeadm: {error}"));
             Ok(())
         }
         outcome => outcome,
@@ -37,7 +37,7 @@ async fn fetch(
         match pull(site, &image).await {
             // The other images are still useful.
             Err(error) if args.optional => {
-                site.log(&format!("leaving {image} to kubeadm: {error}"));
+                site.log_and_go_on(&format!("leaving {image} to kubeadm: {error}"));
             }
             outcome => outcome?,
         }

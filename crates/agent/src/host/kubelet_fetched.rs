@@ -28,11 +28,11 @@ pub(super) async fn stage(
     from: &PackageArgs,
 ) {
     if let Err(error) = unpack(site, plan, version, from).await {
-        site.log(&format!(
+        site.log_and_go_on(&format!(
             "the fetched kubelet was not unpacked, and cannot check the configuration: {error}"
         ));
     } else if let Err(error) = check(site, plan).await {
-        site.log(&format!(
+        site.log_and_go_on(&format!(
             "warning: {error}; the plan fails after kubeadm upgrade if this remains so"
         ));
     }

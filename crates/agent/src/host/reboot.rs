@@ -138,7 +138,7 @@ fn take_locks(site: &Site) -> Result<Vec<File>, Obstacle> {
                 let holder = holder(site, &file);
                 return Err(Obstacle::Locked { path: path.to_owned(), holder });
             }
-            Err(error) => site.log(&format!("cannot lock {path}: {error}")),
+            Err(error) => site.log_and_go_on(&format!("cannot lock {path}: {error}")),
         }
     }
     Ok(held)
@@ -154,7 +154,7 @@ fn open(site: &Site, path: &str) -> Option<File> {
         Err(error) => {
             let usual = [io::ErrorKind::NotFound, io::ErrorKind::ReadOnlyFilesystem];
             if !usual.contains(&error.kind()) {
-                site.log(&format!("cannot open {path}: {error}"));
+                site.log_and_go_on(&format!("cannot open {path}: {error}"));
             }
             None
         }
@@ -187,7 +187,7 @@ async fn inhibitors(site: &Site) -> Vec<Inhibitor> {
         Err(error) => Err(error.to_string()),
     };
     found.unwrap_or_else(|error| {
-        site.log(&format!("cannot list inhibitors of the shutdown: {error}"));
+        site.log_and_go_on(&format!("cannot list inhibitors of the shutdown: {error}"));
         Vec::new()
     })
 }

@@ -11,7 +11,7 @@ use std::{
 
 use refit_bundle::fetch::Proxies;
 
-use super::{Invocation, Program, ProgramError, files::atomic, program::open_log};
+use super::{Invocation, Program, ProgramError, files::atomic, program::open_log, work::GOES_ON};
 
 /// `PATH` of maintainer scripts and programs.
 const SEARCH_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
@@ -181,6 +181,12 @@ impl Site {
         }
     }
 
+    /// Writes a failure to the log after which the work goes on, so that only what follows decides
+    /// why the step fails.
+    pub fn log_and_go_on(&self, text: &str) {
+        self.log(&format!("{text}\n{GOES_ON}"));
+    }
+
     /// The text of a file of the host; empty if the file does not exist.
     pub fn read(&self, absolute: &str) -> String {
         fs::read_to_string(self.path(absolute)).unwrap_or_default()
@@ -203,6 +209,7 @@ pub(crate) fn plain(name: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::host::work::deciding;
 
     #[test]
     fn a_path_of_the_host_is_below_its_root() {
@@ -234,6 +241,18 @@ mod tests {
         site.run(&call).await.unwrap();
         let log = fs::read_to_string(directory.path().join("host.log")).unwrap();
         assert!(!log.contains("hunter2") && !format!("{call:?}").contains("hunter2"));
+    }
+
+    #[test]
+    fn a_failure_after_which_the_work_goes_on_does_not_decide() {
+        let directory = tempfile::tempdir().unwrap();
+        let site = Site::new(directory.path());
+        site.log("first");
+        site.log_and_go_on("trying all sources: NO_PUBKEY");
+        site.log("Could not resolve");
+        let log = fs::read_to_string(directory.path().join("host.log")).unwrap();
+        assert!(log.contains("first\ntrying all sources: NO_PUBKEY\n"), "{log}");
+        assert_eq!(deciding(&log).trim(), "Could not resolve");
     }
 
     #[test]

@@ -13,6 +13,16 @@ pub(crate) const EXIT_FINAL: i32 = 65;
 /// Exit code of a unit whose failure requires manual intervention (`EX_CONFIG`).
 pub(crate) const EXIT_NEEDS_PERSON: i32 = 78;
 
+/// Line in the output of a unit after a failure that does not end its work. It has no word that the
+/// mask of secrets would replace.
+pub(crate) const GOES_ON: &str = "-- the work goes on: only what follows decides --";
+
+/// The part of a unit's output that decides why it failed: the text after the last failure that did
+/// not end its work, or all of it.
+pub(crate) fn deciding(output: &str) -> &str {
+    output.rsplit_once(GOES_ON).map_or(output, |(_, after)| after)
+}
+
 /// Why work on a host failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
@@ -102,6 +112,31 @@ impl From<HostError> for WorkError {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::host::program::tail;
+
+    #[test]
+    fn only_the_output_after_the_last_overcome_failure_decides() {
+        for (output, expected) in [
+            (String::new(), ""),
+            ("NO_PUBKEY".to_owned(), "NO_PUBKEY"),
+            (format!("NO_PUBKEY\n{GOES_ON}\nerror: x"), "\nerror: x"),
+            (format!("a\n{GOES_ON}\nb\n{GOES_ON}\nc"), "\nc"),
+            (format!("NO_PUBKEY\n{GOES_ON}"), ""),
+        ] {
+            assert_eq!(deciding(&output), expected, "{output}");
+        }
+        // The line is cut off, so all of the output follows it.
+        let cut = format!("{}\nerror: x", &GOES_ON[3..]);
+        assert_eq!(deciding(&cut), cut);
+    }
+
+    #[test]
+    fn the_line_after_an_overcome_failure_is_not_masked() {
+        for before in ["token", "password:", "secret=", "api-key: \""] {
+            let output = tail(&format!("{before}\n{GOES_ON}\nerror: x"));
+            assert_eq!(deciding(&output), "\nerror: x", "{output}");
+        }
+    }
 
     #[test]
     fn exit_codes_map_to_failure_kinds() {

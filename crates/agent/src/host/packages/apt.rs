@@ -82,7 +82,7 @@ impl<'a> Apt<'a> {
         match self.fetch_from(&source, order, &wants).await {
             Err(error) if source.list.is_some() => {
                 // Dependencies and further packages are in other sources.
-                self.site.log(&format!("trying all sources of the host: {error}"));
+                self.site.log_and_go_on(&format!("trying all sources of the host: {error}"));
                 self.fetch_from(&source.with_all(), order, &wants).await
             }
             other => other,
@@ -139,7 +139,8 @@ impl<'a> Apt<'a> {
             self.lift_holds(&wanted).await?;
             match self.install_from(&source, names).await {
                 Err(error) if unsolvable(&error).is_some() => {
-                    self.site.log(&format!("the fetched packages do not suffice: {error}"));
+                    self.site
+                        .log_and_go_on(&format!("the fetched packages do not suffice: {error}"));
                 }
                 other => return other.map_err(explain),
             }
@@ -149,7 +150,10 @@ impl<'a> Apt<'a> {
             Ok(names) => names,
             // The package lists are old or missing.
             Err(_) => match self.find(&source, wants).await {
-                Err(_) if source.list.is_some() => self.find(&source.with_all(), wants).await?,
+                Err(error) if source.list.is_some() => {
+                    self.site.log_and_go_on(&format!("trying all sources of the host: {error}"));
+                    self.find(&source.with_all(), wants).await?
+                }
                 other => other?,
             },
         };
@@ -158,7 +162,7 @@ impl<'a> Apt<'a> {
             Err(error) if error.output_tail().contains(GONE) => {
                 // The mirror has changed since the lists were fetched: the retry uses new lists.
                 if let Err(error) = self.update(&source.with_all()).await {
-                    self.site.log(&format!("not every source was updated: {error}"));
+                    self.site.log_and_go_on(&format!("not every source was updated: {error}"));
                 }
                 Err(error.into())
             }
@@ -187,7 +191,9 @@ impl<'a> Apt<'a> {
             Ok::<_, WorkError>((source, names))
         };
         let found = found.await;
-        found.inspect_err(|error| self.site.log(&format!("not fetched before: {error}"))).ok()
+        found
+            .inspect_err(|error| self.site.log_and_go_on(&format!("not fetched before: {error}")))
+            .ok()
     }
 
     /// Restores exactly these versions.
@@ -336,7 +342,7 @@ impl<'a> Apt<'a> {
     async fn find(&self, source: &Source, wants: &[Want]) -> Result<Vec<String>, WorkError> {
         let updated = self.update(source).await;
         if let Err(error) = &updated {
-            self.site.log(&format!("not every source was updated: {error}"));
+            self.site.log_and_go_on(&format!("not every source was updated: {error}"));
         }
         self.resolve(wants, &source.options).await.map_err(|mut error| {
             if let Err(cause) = updated {

@@ -108,7 +108,7 @@ pub(super) async fn keep_old(apt: &Apt<'_>, wants: &[Want], installed: &BTreeMap
     let site = apt.site;
     let directory = directory(site);
     if let Err(error) = fs::create_dir_all(&directory) {
-        site.log(&format!("cannot create {}: {error}", directory.display()));
+        site.log_and_go_on(&format!("cannot create {}: {error}", directory.display()));
         return;
     }
     let old: Vec<(&str, &str)> = wants
@@ -132,7 +132,7 @@ pub(super) async fn keep_old(apt: &Apt<'_>, wants: &[Want], installed: &BTreeMap
         let mut call = apt.apt_get(["download", &wanted]).within(&directory);
         call.arguments.extend(super::apt::as_root());
         if let Err(error) = locks::run(site, &call).await {
-            site.log(&format!(
+            site.log_and_go_on(&format!(
                 "cannot keep package {wanted}, so a rollback would need its repository: {error}"
             ));
         }
@@ -150,7 +150,7 @@ fn prune(site: &Site, directory: &Path, old: &[(&str, &str)]) {
         if !needed.contains(&path)
             && let Err(error) = fs::remove_file(&path)
         {
-            site.log(&format!("cannot remove {}: {error}", path.display()));
+            site.log_and_go_on(&format!("cannot remove {}: {error}", path.display()));
         }
     }
 }

@@ -46,6 +46,8 @@ impl Apt<'_> {
                  completes its work{cause}"
             )));
         }
+        // Failures of single calls do not count any more.
+        self.site.log_and_go_on("the work of dpkg is complete");
         Ok(())
     }
 
@@ -69,7 +71,7 @@ impl Apt<'_> {
                     &wanted,
                 ]);
                 if let Err(error) = locks::run(self.site, &again).await {
-                    self.site.log(&format!("cannot unpack {wanted} again: {error}"));
+                    self.site.log_and_go_on(&format!("cannot unpack {wanted} again: {error}"));
                 }
             }
         }

@@ -178,7 +178,7 @@ impl<'a> Dnf<'a> {
         let files = package_files(&directory, "rpm").unwrap_or_default();
         let found = dnf_offline::of_files(self.site, files, wants).await;
         found.unwrap_or_else(|error| {
-            self.site.log(&format!("cannot use the fetched packages: {error}"));
+            self.site.log_and_go_on(&format!("cannot use the fetched packages: {error}"));
             None
         })
     }
@@ -252,7 +252,7 @@ impl<'a> Dnf<'a> {
         if let (Source::Fetched(_), Err(error)) = (source, &outcome)
             && is_unsolvable(error)
         {
-            self.site.log(&format!("the fetched packages do not suffice: {error}"));
+            self.site.log_and_go_on(&format!("the fetched packages do not suffice: {error}"));
             outcome = self.transact(plan, Source::Host, wants, work).await?;
         }
         outcome.map_err(|error| explain(error, &dnf_sources::sections(self.site), wants))

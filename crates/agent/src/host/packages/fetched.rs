@@ -47,7 +47,7 @@ fn remove_all(site: &Site, path: &Path) {
     if let Err(error) = fs::remove_dir_all(path)
         && error.kind() != ErrorKind::NotFound
     {
-        site.log(&format!("cannot remove {}: {error}", path.display()));
+        site.log_and_go_on(&format!("cannot remove {}: {error}", path.display()));
     }
 }
 

@@ -61,7 +61,7 @@ fn saved(site: &Site) -> PathBuf {
 
 /// Rebuilds the database, and restores it if packages are missing afterwards.
 pub(super) async fn rebuild(site: &Site, cause: &str) -> Result<(), WorkError> {
-    site.log(&format!("the rpm database is broken, rebuilding it: {cause}"));
+    site.log_and_go_on(&format!("the rpm database is broken, rebuilding it: {cause}"));
     let found = site.ask(Program::Rpm, ["--eval", "%{_dbpath}"]).await?;
     let database = site.path(found.trim());
     // It may be a link.

@@ -288,7 +288,7 @@ impl<'a> Tarball<'a> {
         others.pop();
         for (_, path) in others {
             if let Err(error) = fs::remove_dir_all(&path) {
-                self.site.log(&format!("cannot remove {}: {error}", path.display()));
+                self.site.log_and_go_on(&format!("cannot remove {}: {error}", path.display()));
             }
         }
     }
