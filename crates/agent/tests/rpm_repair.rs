@@ -1,6 +1,10 @@
 //! The repair of rpm's database after an interruption, with the real dnf and rpm.
 
-use std::{fs, os::unix::fs::PermissionsExt as _, path::PathBuf};
+use std::{
+    fs,
+    os::unix::fs::{PermissionsExt as _, symlink},
+    path::PathBuf,
+};
 
 use refit_agent::host::{Program, Tool};
 use refit_kinds::refit::{FailureKind, PackageArgs};
@@ -113,6 +117,58 @@ async fn a_broken_rpm_database_is_rebuilt() {
         wanted.insert(name.to_owned(), "1.35.0-1.1".to_owned());
     }
     assert_eq!(world.versions().await, wanted);
+    assert!(!world.site.state().join("rpm-database").exists());
+}
+
+/// Leaves a copy of the database, as an interrupted rebuild does.
+fn leave_copy(world: &World) {
+    let state = world.site.state();
+    let copy = state.join("rpm-database");
+    fs::create_dir(&copy).unwrap();
+    fs::copy(database(world), copy.join("rpmdb.sqlite")).unwrap();
+    // rpm looks for the copy below the root of the host.
+    let below_root = world.site.path("/").join(state.strip_prefix("/").unwrap());
+    fs::create_dir_all(below_root.parent().unwrap()).unwrap();
+    symlink(state, below_root).unwrap();
+}
+
+#[tokio::test]
+async fn a_sound_rpm_database_is_not_replaced_by_a_copy_from_before() {
+    let Some(world) = World::at_134().await else {
+        return;
+    };
+    world.kubernetes("repo", "1.35.0-1.1");
+    world.index("repo");
+    leave_copy(&world);
+    let copy = world.site.state().join("rpm-database");
+    let aside = world.path("aside");
+    fs::rename(&copy, &aside).unwrap();
+    let args = PackageArgs::default();
+    let order = order("v1.35.0", &["kubeadm"], &args);
+    world.dnf().fetch(&order).await.unwrap();
+    world.install(&order).await.unwrap();
+    let wanted = world.versions().await;
+    assert_eq!(wanted["kubeadm"], "1.35.0-1.1");
+    fs::rename(&aside, &copy).unwrap();
+    world.install(&order).await.unwrap();
+    assert_eq!(world.versions().await, wanted, "{}", world.log());
+    assert!(world.log().contains("the rpm database is sound"), "{}", world.log());
+    assert!(!world.log().contains("is broken, rebuilding it"), "{}", world.log());
+    assert!(!copy.exists());
+}
+
+#[tokio::test]
+async fn an_rpm_database_with_fewer_packages_than_the_copy_is_replaced_by_it() {
+    let Some(world) = World::at_134().await else {
+        return;
+    };
+    leave_copy(&world);
+    // The rebuild lost a package.
+    world.site.ask(Program::Rpm, ["--erase", "--justdb", "--nodeps", "kubectl"]).await.unwrap();
+    assert!(!world.versions().await.contains_key("kubectl"));
+    let args = PackageArgs::default();
+    world.install(&order("v1.34.2", &["kubeadm"], &args)).await.unwrap();
+    assert_eq!(world.versions().await, at("1.34.2-1.1"), "{}", world.log());
     assert!(!world.site.state().join("rpm-database").exists());
 }
 

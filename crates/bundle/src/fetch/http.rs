@@ -235,8 +235,10 @@ impl Http {
         if let Some(authorization) = authorization {
             request = request.header(AUTHORIZATION, authorization);
         }
+        let proxy = self.limits.proxies.of_url(uri);
+        let proxy = proxy.map_err(|reason| Error::Unreachable { url: shown(uri), reason })?;
         if uri.scheme_str() == Some("http")
-            && let Some(proxy) = self.limits.proxies.of_url(uri)
+            && let Some(proxy) = &proxy
             && let Some(auth) = proxy.basic_auth()
         {
             request = request.header(PROXY_AUTHORIZATION, auth);

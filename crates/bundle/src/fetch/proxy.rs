@@ -26,16 +26,15 @@ pub struct Proxies(Option<Arc<Matcher>>);
 
 impl Proxies {
     /// The proxies of environment variables: `HTTP_PROXY`, `HTTPS_PROXY`, `ALL_PROXY` and `NO_PROXY`, in any case. Other
-    /// variables are ignored, and so is a proxy that is called with TLS.
+    /// variables are ignored. A proxy with another scheme than `http` is an error of the downloads that would use it.
     pub fn of<'a>(variables: impl IntoIterator<Item = (&'a str, &'a str)>) -> Self {
         let (mut builder, mut is_set) = (Matcher::builder(), false);
         for (name, value) in variables {
-            let value = value.to_owned();
             builder = match name.to_ascii_lowercase().as_str() {
-                "http_proxy" => builder.http(value),
-                "https_proxy" => builder.https(value),
-                "all_proxy" => builder.all(value),
-                "no_proxy" => builder.no(value),
+                "http_proxy" => builder.http(of_known_scheme(value)),
+                "https_proxy" => builder.https(of_known_scheme(value)),
+                "all_proxy" => builder.all(of_known_scheme(value)),
+                "no_proxy" => builder.no(value.to_owned()),
                 _ => continue,
             };
             is_set = true;
@@ -43,12 +42,29 @@ impl Proxies {
         Self(is_set.then(|| Arc::new(builder.build())))
     }
 
-    /// The proxy for a URL. Like Go's clients, loopback addresses are reached directly.
-    pub(super) fn of_url(&self, url: &Uri) -> Option<Intercept> {
-        let host = url.host()?.trim_matches(['[', ']']);
+    /// The proxy for a URL. Like Go's clients, loopback addresses are reached directly. The error names the variables of
+    /// a proxy that is not spoken to in plain HTTP, so that its password is not sent in clear text.
+    pub(super) fn of_url(&self, url: &Uri) -> Result<Option<Intercept>, String> {
+        let host = url.host().unwrap_or_default().trim_matches(['[', ']']);
         let is_loopback = host.eq_ignore_ascii_case("localhost")
             || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback());
-        if is_loopback { None } else { self.0.as_ref()?.intercept(url) }
+        let matcher = self.0.as_ref().filter(|_| !is_loopback);
+        match matcher.and_then(|matcher| matcher.intercept(url)) {
+            Some(proxy) if proxy.uri().scheme_str() != Some("http") => Err(format!(
+                "the proxy in {}_PROXY or ALL_PROXY has another scheme than http; use a proxy with \
+                 http://, or add the host to NO_PROXY",
+                url.scheme_str().unwrap_or_default().to_ascii_uppercase()
+            )),
+            proxy => Ok(proxy),
+        }
+    }
+}
+
+/// The proxy with a scheme that the matcher knows: it would ignore a proxy with any other one.
+fn of_known_scheme(proxy: &str) -> String {
+    match proxy.split_once("://") {
+        Some((scheme, rest)) if !scheme.eq_ignore_ascii_case("http") => format!("https://{rest}"),
+        _ => proxy.to_owned(),
     }
 }
 
@@ -70,10 +86,10 @@ impl Service<Uri> for Connector {
 
     fn call(&mut self, url: Uri) -> Self::Future {
         let proxy = self.proxies.of_url(&url);
-        let is_forwarded = proxy.is_some() && url.scheme_str() == Some("http");
+        let is_forwarded = matches!(proxy, Ok(Some(_))) && url.scheme_str() == Some("http");
         let mut tcp = self.tcp.clone();
         Box::pin(async move {
-            let stream = match proxy {
+            let stream = match proxy? {
                 None => tcp.call(url).await?,
                 Some(proxy) if is_forwarded => tcp.call(proxy.uri().clone()).await?,
                 Some(proxy) => {
@@ -159,12 +175,37 @@ mod tests {
             ("http://localhost:8080/x", None),
             ("https://[::1]/x", None),
         ] {
-            let found = proxies.of_url(&url.parse().unwrap()).map(|proxy| proxy.uri().to_string());
+            let found = proxies.of_url(&url.parse().unwrap()).unwrap();
+            let found = found.map(|proxy| proxy.uri().to_string());
             assert_eq!(found.as_deref(), expected, "{url}");
         }
         assert!(!format!("{proxies:?}").contains("secret"));
         let none = Proxies::of([("PATH", "/bin")]);
-        assert!(none.of_url(&"http://files.test".parse().unwrap()).is_none());
+        assert!(none.of_url(&"http://files.test".parse().unwrap()).unwrap().is_none());
+    }
+
+    #[tokio::test]
+    async fn a_proxy_with_another_scheme_than_http_is_an_error_of_the_download() {
+        for scheme in ["https", "socks5", "socks5h", "SOCKS4", "quic"] {
+            let proxy = format!("{scheme}://me:secret@proxy.test:1");
+            let proxies = Proxies::of([("ALL_PROXY", proxy.as_str()), ("NO_PROXY", "near.test")]);
+            for (url, expected) in [
+                ("http://files.test/x", "the proxy in HTTP_PROXY or ALL_PROXY"),
+                ("https://files.test/x", "the proxy in HTTPS_PROXY or ALL_PROXY"),
+            ] {
+                let url: Uri = url.parse().unwrap();
+                let limits = Limits { proxies: proxies.clone(), ..Limits::default() };
+                let http = Http::new(&limits).unwrap();
+                let outcome = http.open(&url, &RequestOptions::default()).await;
+                let error = outcome.map(drop).unwrap_err().to_string();
+                assert!(error.contains(expected) && error.contains("NO_PROXY"), "{proxy}: {error}");
+                assert!(!error.contains("secret"), "{error}");
+            }
+            for url in ["https://near.test/x", "http://127.0.0.1:1/x"] {
+                let found = proxies.of_url(&url.parse().unwrap()).unwrap();
+                assert!(found.is_none(), "{proxy}: {url}");
+            }
+        }
     }
 
     /// Sends a request through a proxy that answers with `response`; returns what the proxy was sent.

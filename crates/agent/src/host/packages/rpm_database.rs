@@ -14,7 +14,7 @@ use std::{
 use rustix::fs::{CWD, RenameFlags};
 
 use super::{Want, locks};
-use crate::host::{Program, Site, work::WorkError};
+use crate::host::{Program, ProgramError, Site, work::WorkError};
 
 /// Messages about a broken database.
 const BROKEN: [&str; 8] = [
@@ -36,14 +36,12 @@ pub(super) fn is_broken(output: &str) -> bool {
     has(&BROKEN) && !has(&NOT_BROKEN)
 }
 
-/// Rebuilds the database if a query for a wanted package reports that it is broken.
+/// Rebuilds the database if a query for a wanted package reports that it is broken, or if an
+/// interrupted rebuild has not left a sound one.
 pub(super) async fn repair(site: &Site, wants: &[Want]) -> Result<(), WorkError> {
     let Some(want) = wants.first() else {
         return Ok(());
     };
-    if saved(site).exists() {
-        return rebuild(site, "an earlier rebuild was interrupted").await;
-    }
     // A query by name reads an index, which may be broken alone. It fails for a package that is not
     // installed.
     if let Err(error) = site.ask(Program::Rpm, ["--query", &want.name]).await
@@ -51,7 +49,27 @@ pub(super) async fn repair(site: &Site, wants: &[Want]) -> Result<(), WorkError>
     {
         return rebuild(site, &error.to_string()).await;
     }
-    Ok(())
+    let saved = saved(site);
+    if !saved.exists() {
+        return Ok(());
+    }
+    if is_sound(site, &saved).await? {
+        site.log("the rpm database is sound, removing the copy from before an earlier rebuild");
+        return remove(&saved);
+    }
+    rebuild(site, "an earlier rebuild was interrupted").await
+}
+
+/// Whether the database has as many packages as the copy, as far as the copy can be read. A query
+/// that fails for another reason than a broken database is an error, because a copy may be older
+/// than the database.
+async fn is_sound(site: &Site, saved: &Path) -> Result<bool, WorkError> {
+    let present = match count(site, None).await {
+        Err(error) if is_broken(error.output_tail()) => return Ok(false),
+        counted => counted?,
+    };
+    let copied = count(site, Some(saved)).await.unwrap_or_default();
+    Ok(present >= copied.max(1) && has_itself(site).await)
 }
 
 /// Copy of the database while it is rebuilt.
@@ -72,10 +90,10 @@ pub(super) async fn rebuild(site: &Site, cause: &str) -> Result<(), WorkError> {
         // An earlier rebuild was interrupted.
         put_back(site, &saved, &database).await?;
     }
-    let before = count(site).await;
+    let before = count(site, None).await.unwrap_or_default();
     save(site, &database, &saved).await?;
     let rebuilt = locks::run(site, &site.call(Program::Rpm, ["--rebuilddb"])).await;
-    let after = count(site).await;
+    let after = count(site, None).await.unwrap_or_default();
     if rebuilt.is_ok() && after >= before.max(1) && has_itself(site).await {
         return remove(&saved);
     }
@@ -91,11 +109,12 @@ pub(super) async fn rebuild(site: &Site, cause: &str) -> Result<(), WorkError> {
     )))
 }
 
-/// How many packages rpm lists; 0 if it cannot.
-async fn count(site: &Site) -> usize {
-    let query = ["--query", "--all", "--queryformat", "%{NAME}\\n"];
-    let answer = site.ask(Program::Rpm, query).await.unwrap_or_default();
-    answer.lines().count()
+/// How many packages rpm lists in its database, or in the one of another directory.
+async fn count(site: &Site, other: Option<&Path>) -> Result<usize, ProgramError> {
+    let other = other.map(|path| format!("--dbpath={}", path.display()));
+    let query = ["--query", "--all", "--queryformat", "%{NAME}\\n"].map(str::to_owned);
+    let answer = site.ask(Program::Rpm, query.into_iter().chain(other)).await?;
+    Ok(answer.lines().count())
 }
 
 /// Whether rpm finds the package that it is itself from, if it is from one.
