@@ -64,7 +64,7 @@ fn links(page: &str, text: &str, section: &str) -> Vec<String> {
     let lines = lines.take_while(|line| !line.starts_with("## "));
     let headings = lines.filter_map(|line| line.strip_prefix("### "));
     let link = |heading: &str| {
-        let kept = heading.to_lowercase().replace(' ', "-").replace('.', "");
+        let kept = heading.to_lowercase().replace(' ', "-").replace(['.', '/'], "");
         format!("[{heading}](facts/{page}#{kept})")
     };
     headings.map(link).collect()
