@@ -56,7 +56,8 @@ impl WorkError {
     /// A failed file operation.
     pub fn file(path: &std::path::Path, error: &std::io::Error) -> Self {
         let message = format!("{}: {error}", path.display());
-        let unsafe_link = error.get_ref().is_some_and(|inner| inner.is::<UnsafeLink>());
+        let unsafe_link =
+            error.get_ref().is_some_and(<dyn std::error::Error + Send + Sync>::is::<UnsafeLink>);
         if unsafe_link
             || matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::ReadOnlyFilesystem)
         {

@@ -198,13 +198,11 @@ impl Walk {
 
     /// Enters a directory, or goes on to the target of a link.
     fn enter(&mut self, name: &OsStr) -> io::Result<()> {
-        match self.here.link(name)? {
-            Some(target) => self.follow(name, &target),
-            None => {
-                self.here = self.here.subdirectory(name, self.make)?;
-                Ok(())
-            }
+        if let Some(target) = self.here.link(name)? {
+            return self.follow(name, &target);
         }
+        self.here = self.here.subdirectory(name, self.make)?;
+        Ok(())
     }
 
     fn follow(&mut self, name: &OsStr, target: &Path) -> io::Result<()> {

@@ -346,7 +346,7 @@ impl<'a> Apt<'a> {
         }
         self.resolve(wants, &source.options).await.map_err(|mut error| {
             if let Err(cause) = updated {
-                error.message += &format!("; the package lists may be old: {cause}");
+                error.message = format!("{}; the package lists may be old: {cause}", error.message);
             }
             error
         })
