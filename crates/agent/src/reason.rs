@@ -17,7 +17,7 @@ use crate::{
     state::StepOutcome,
 };
 
-/// Reason of an attempt that used its whole timeout; of a download, whatever its output says.
+/// Reason of an attempt that used its whole timeout; of a download, whatever its output is.
 pub(crate) const TIMED_OUT: &str = "TimedOut";
 
 /// A failed attempt.

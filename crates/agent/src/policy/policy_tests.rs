@@ -98,7 +98,7 @@ fn only_the_listed_types_of_steps_run() {
 }
 
 #[test]
-fn what_belongs_to_the_agent_is_refused_with_and_without_a_policy() {
+fn the_agents_own_files_are_refused_with_and_without_a_policy() {
     let directory = tempfile::tempdir().unwrap();
     let absent = PolicyFile {
         may_be_absent: true,

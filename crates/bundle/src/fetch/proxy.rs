@@ -20,7 +20,7 @@ use hyper_util::{
 use tokio::net::TcpStream;
 use tower::{BoxError, Service};
 
-/// The proxies through which a host downloads. The default is none.
+/// The proxies through which a host downloads. By default, it uses no proxy.
 #[derive(Clone, Debug, Default)]
 pub struct Proxies(Option<Arc<Matcher>>);
 

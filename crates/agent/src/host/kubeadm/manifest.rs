@@ -45,7 +45,7 @@ pub(crate) struct LocalEtcd {
 
 impl LocalEtcd {
     /// The etcd of this host; `None` if it runs elsewhere. A manifest that exists and cannot be parsed
-    /// needs a person: etcd would otherwise be upgraded without a snapshot.
+    /// requires manual intervention: etcd would otherwise be upgraded without a snapshot.
     pub(crate) fn of(site: &Site) -> Result<Option<Self>, WorkError> {
         let path = format!("{MANIFESTS}/etcd.yaml");
         let text = match fs::read_to_string(site.path(&path)) {

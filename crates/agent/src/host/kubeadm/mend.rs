@@ -27,7 +27,7 @@ const POLL: Duration = Duration::from_secs(1);
 /// What to do about a manifest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Verdict<'a> {
-    /// It is whole, or there is none on this host.
+    /// It is whole, or this host does not have one.
     Leave,
     /// This copy replaces it.
     Restore(&'a Saved),

@@ -288,7 +288,7 @@ pub(super) fn static_pods_at(manifests: &Path, version: &KubernetesVersion) -> E
     Evidence::Done
 }
 
-/// IDs of the running containers with this name; empty if there are none.
+/// IDs of the running containers with this name; empty if none runs.
 async fn running(site: &Site, container: &str) -> Result<String, ProgramError> {
     let filter = format!("--name=^{container}$");
     let query = ["ps", "--quiet", "--state=Running", &filter];

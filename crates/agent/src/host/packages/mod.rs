@@ -203,7 +203,7 @@ impl<'a> Packages<'a> {
     }
 }
 
-/// Takes back what fetching packages changed, except files: releases the packages that the plan
+/// Rolls back what fetching packages changed, except files: releases the packages that the plan
 /// holds and removes those that it fetched.
 pub(crate) async fn forget(site: &Site, plan: &str) -> Result<(), WorkError> {
     fetched::remove(site, plan);

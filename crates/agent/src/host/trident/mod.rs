@@ -142,7 +142,7 @@ impl<'a> OsImage<'a> {
     }
 
     /// Refuses an update that would take the agent's journal away: the next system would find none,
-    /// and could not tell what was done.
+    /// and would not know what was done.
     fn require_lasting_state(&self, config: &Value) -> Result<(), WorkError> {
         let state = self.site.state();
         let real = fs::canonicalize(state).map_err(|error| WorkError::file(state, &error))?;

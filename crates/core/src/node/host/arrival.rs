@@ -7,7 +7,7 @@ use refit_kinds::refit::HostPlan;
 ///
 /// A report states a time by the clock of its host, which may be wrong: of a host that is late, each
 /// report would look old, and of a host that is ahead, a dead agent would look alive. Here that time
-/// only tells one report from the next.
+/// only distinguishes one report from the next.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Arrival {
     /// The time that the report states; `None` before the first report.
