@@ -4,6 +4,7 @@
 //! every mount that it sees, and a file system is released only with its last mount.
 
 use std::{
+    ffi::OsStr,
     fs, io,
     path::{Path, PathBuf},
     process::Stdio,
@@ -17,6 +18,28 @@ use crate::{eventually, run};
 
 /// Time for terminated processes to release a mount, in seconds.
 const LET_GO_SECONDS: u64 = 60;
+
+/// A file system of disks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FileSystem {
+    /// ext4 with Debian's defaults, except that it is created without delay.
+    Ext4,
+    /// XFS with its defaults.
+    Xfs,
+}
+
+impl FileSystem {
+    /// The program that creates it, with its options.
+    fn create(self) -> (&'static str, &'static str) {
+        match self {
+            Self::Ext4 => (
+                "mkfs.ext4",
+                "-q -F -m 0 -J size=16 -O ^resize_inode -E lazy_itable_init=1,lazy_journal_init=1",
+            ),
+            Self::Xfs => ("mkfs.xfs", "-q -f"),
+        }
+    }
+}
 
 /// A mounted disk with a file system, and the host's root made of it and of the layers below.
 #[derive(Debug)]
@@ -32,7 +55,12 @@ pub struct Disk {
 impl Disk {
     /// Creates an empty disk of this many MiB below `directory`. The host's writes go to the disk;
     /// the rest of its root comes from `layers`, the uppermost first.
-    pub async fn new(directory: &Path, layers: &[PathBuf], mebibytes: u64) -> anyhow::Result<Self> {
+    pub async fn new(
+        directory: &Path,
+        layers: &[PathBuf],
+        file_system: FileSystem,
+        mebibytes: u64,
+    ) -> anyhow::Result<Self> {
         let paths = ["disk.img", "disk", "root"].map(|name| directory.join(name));
         let [image, mounted, root] = paths;
         for path in [&mounted, &root] {
@@ -41,9 +69,8 @@ impl Disk {
         }
         fs::File::create(&image)?.set_len(mebibytes << 20)?;
         let file = image.display().to_string();
-        let format =
-            "-q -F -m 0 -J size=16 -O ^resize_inode -E lazy_itable_init=1,lazy_journal_init=1";
-        run("mkfs.ext4", format.split(' ').chain([file.as_str()])).await?;
+        let (program, options) = file_system.create();
+        run(program, options.split(' ').chain([file.as_str()])).await?;
         let holder = Command::new("unshare")
             .args(["--mount", "--propagation", "private", "--", "sleep", "infinity"])
             .stdin(Stdio::null())
@@ -128,6 +155,24 @@ impl Disk {
         self.attach().await
     }
 
+    /// Keeps a copy of the disk for [`Self::restore`]. No process may use the disk.
+    pub async fn save(&self) -> anyhow::Result<()> {
+        self.detach().await?;
+        copy(&self.image, &self.saved()).await?;
+        self.attach().await
+    }
+
+    /// Gives the disk the content that it had when it was saved. No process may use the disk.
+    pub async fn restore(&self) -> anyhow::Result<()> {
+        self.detach().await?;
+        copy(&self.saved(), &self.image).await?;
+        self.attach().await
+    }
+
+    fn saved(&self) -> PathBuf {
+        self.image.with_extension("saved")
+    }
+
     async fn detach(&self) -> anyhow::Result<()> {
         let device = self.device().context("the disk is not mounted")?;
         if !self.backs(&device)? {
@@ -173,4 +218,10 @@ impl Disk {
         let line = mounts.lines().find(|line| line.split(' ').nth(1) == Some(mounted))?;
         Some(line.split(' ').next()?.trim_start_matches("/dev/").to_owned())
     }
+}
+
+/// Copies a disk; blocks that were never written take no space in the copy.
+async fn copy(from: &Path, to: &Path) -> anyhow::Result<()> {
+    let sparse: [&OsStr; 3] = ["--sparse=always".as_ref(), from.as_ref(), to.as_ref()];
+    run("cp", sparse).await.map(drop)
 }

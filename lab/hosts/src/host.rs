@@ -15,7 +15,12 @@ use anyhow::{Context as _, bail};
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::{process::Command, sync::Mutex, task::JoinHandle};
 
-use crate::{disk::Disk, eventually, isolation::Isolation, net, run};
+use crate::{
+    disk::{Disk, FileSystem},
+    eventually,
+    isolation::Isolation,
+    net, run,
+};
 
 /// Exit code of systemd-nspawn if the host requested a reboot and no service manager handles it.
 const REBOOT: i32 = 133;
@@ -54,12 +59,23 @@ impl Host {
         name: &str,
         layers: &[PathBuf],
     ) -> anyhow::Result<Self> {
+        Self::on(isolation, number, name, layers, FileSystem::Ext4).await
+    }
+
+    /// As [`Self::new`], with this file system on its disk.
+    pub async fn on(
+        isolation: &Isolation,
+        number: u8,
+        name: &str,
+        layers: &[PathBuf],
+        file_system: FileSystem,
+    ) -> anyhow::Result<Self> {
         let (short, address) = (format!("h{number}"), net::address(number));
         let directory = isolation.directory.join(&short);
         // Before the disk: the disk's mount namespace copies the mounts that exist when it is
         // created.
         net::attach(&short, &address).await?;
-        let disk = Disk::new(&directory, layers, DISK_MEBIBYTES).await?;
+        let disk = Disk::new(&directory, layers, file_system, DISK_MEBIBYTES).await?;
         let host = Self {
             name: name.to_owned(),
             disk,
@@ -239,6 +255,26 @@ impl Host {
             }
             tokio::time::sleep(std::time::Duration::from_millis(5)).await;
         }
+    }
+
+    /// Shuts the host down in order; it does not boot again by itself.
+    pub async fn shut_down(&self) -> anyhow::Result<()> {
+        self.exec(["systemctl", "poweroff", "--no-block"]).await?;
+        let task = self.running.lock().await.take();
+        let task = task.with_context(|| format!("{} is not running", self.name))?;
+        let ended = tokio::time::timeout(Duration::from_secs(BOOT_SECONDS), task).await;
+        ended.with_context(|| format!("{} does not shut down", self.name))?.map_err(Into::into)
+    }
+
+    /// Keeps a copy of the disk of this host, which must not be running.
+    pub async fn save_disk(&self) -> anyhow::Result<()> {
+        self.disk.save().await
+    }
+
+    /// Stops the host at once and gives its disk the content that was saved.
+    pub async fn restore_disk(&self) -> anyhow::Result<()> {
+        self.kill().await;
+        self.disk.restore().await
     }
 
     /// Stops the host and releases its disk.

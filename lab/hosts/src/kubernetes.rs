@@ -11,6 +11,7 @@ use serde_json::Value;
 
 use crate::{
     balancer::{self, Balancer},
+    disk::FileSystem,
     eventually,
     host::{Host, with_reports},
     isolation::Isolation,
@@ -84,12 +85,13 @@ impl Cluster {
         build: &KubernetesBuild,
         first: u8,
         nodes: Vec<Node>,
+        file_system: FileSystem,
     ) -> anyhow::Result<Self> {
         let version = build.versions[0].version.as_str();
         let authority = Authority::new("edge-1", validity())?;
         let mut hosts = Vec::new();
         for (number, node) in (first..).zip(&nodes) {
-            let host = Host::new(isolation, number, &node.name, &build.layers)
+            let host = Host::on(isolation, number, &node.name, &build.layers, file_system)
                 .await?
                 .with_own_disk("/var/lib/containerd");
             host.write("etc/cni/net.d/10-pods.conflist", &pod_network(number))?;

@@ -36,7 +36,9 @@ const PROGRAMS: [&str; 6] = [
 /// Programs that hosts get as packages.
 const PACKAGED: [&str; 3] = ["kubeadm", "kubectl", "kubelet"];
 /// Tag of etcd's image, by which kubeadm chooses flags. The program itself is Debian's.
-pub(crate) const ETCD_TAG: &str = "3.5.16-0";
+pub const ETCD_TAG: &str = "3.5.16-0";
+/// Another tag of the same image, by which kubeadm takes it for a newer etcd.
+pub const NEXT_ETCD_TAG: &str = "3.5.17-0";
 const KUBELET_UNIT: &str = "\
 [Unit]
 Description=kubelet: The Kubernetes Node Agent
@@ -162,7 +164,7 @@ impl KubernetesBuild {
         }
         let images: Vec<(String, PathBuf)> =
             versions.iter().map(|one| (one.version.clone(), one.directory.clone())).collect();
-        let registry = Registry::of(&images, &isolation.base, ETCD_TAG).await?;
+        let registry = Registry::of(&images, &isolation.base, &[ETCD_TAG, NEXT_ETCD_TAG]).await?;
         let layers = layers(isolation, &repository, &versions[0].version, agent).await?;
         Ok(Self { versions, layers, repository, registry: Arc::new(registry) })
     }

@@ -179,7 +179,8 @@ fn named(program: &[u8], name: &str, version: &str) -> Vec<u8> {
     [program, format!("\n{name} v{version}\n").as_bytes()].concat()
 }
 
-pub(crate) fn sha256(bytes: &[u8]) -> String {
+/// SHA-256 of bytes, as hexadecimal digits.
+pub fn sha256(bytes: &[u8]) -> String {
     let mut text = String::new();
     for byte in Sha256::digest(bytes) {
         let _ = write!(text, "{byte:02x}");

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::Context as _;
-use kube::Api;
+use kube::{Api, Client};
 use refit_core::node::{HostWork, Reboot};
 use refit_kinds::{
     keys,
@@ -15,7 +15,7 @@ use refit_kinds::{
 use serde_json::{Value, json};
 use strum::VariantArray as _;
 
-use crate::{cluster::Cluster, eventually, host::Host, management::send};
+use crate::{eventually, host::Host, management::send};
 
 /// A plan for a host.
 #[derive(Clone, Copy, Debug)]
@@ -32,15 +32,38 @@ pub struct Order<'a> {
     pub gate: Gate,
 }
 
+/// A cluster whose hosts have plans.
+pub trait Planned {
+    /// A client of its API with all permissions.
+    fn workload(&self) -> &Client;
+}
+
+impl Planned for crate::cluster::Cluster {
+    fn workload(&self) -> &Client {
+        &self.workload
+    }
+}
+
+impl Planned for crate::kubernetes::Cluster {
+    fn workload(&self) -> &Client {
+        &self.client
+    }
+}
+
 impl Order<'_> {
     /// Returns the steps, and the first step that cannot be rolled back.
     pub fn steps(&self) -> (Vec<PlannedStep>, &'static str) {
+        self.steps_with(&PlanSettings::default())
+    }
+
+    /// As [`Self::steps`], on hosts with these settings.
+    fn steps_with(&self, settings: &PlanSettings) -> (Vec<PlannedStep>, &'static str) {
         let version = self.goal.parse().expect("the tests use valid versions");
         let work = HostWork {
             role: self.role,
             version: &version,
             reboot: self.reboot,
-            settings: &PlanSettings::default(),
+            settings,
             os_image: None,
             facts: Some(&HostFacts::default()),
         };
@@ -53,18 +76,29 @@ fn path(node: &str) -> String {
 }
 
 /// Creates a plan for the host, as the controller does, with the gate open.
-pub async fn order(cluster: &Cluster, host: &Host, order: Order<'_>) -> anyhow::Result<()> {
+pub async fn order(cluster: &impl Planned, host: &Host, order: Order<'_>) -> anyhow::Result<()> {
     order_part(cluster, host, order, StepType::VARIANTS).await
 }
 
 /// As [`order`], with only the steps of these types.
 pub async fn order_part(
-    cluster: &Cluster,
+    cluster: &impl Planned,
     host: &Host,
     order: Order<'_>,
     types: &[StepType],
 ) -> anyhow::Result<()> {
-    let (mut steps, point_of_no_return) = order.steps();
+    order_part_with(cluster, host, order, types, &PlanSettings::default()).await
+}
+
+/// As [`order_part`], on hosts with these settings.
+pub async fn order_part_with(
+    cluster: &impl Planned,
+    host: &Host,
+    order: Order<'_>,
+    types: &[StepType],
+    settings: &PlanSettings,
+) -> anyhow::Result<()> {
+    let (mut steps, point_of_no_return) = order.steps_with(settings);
     steps.retain(|step| step.step_type().is_some_and(|type_| types.contains(&type_)));
     let body = json!({"spec": {
         "nodeUpdate": order.id,
@@ -74,25 +108,26 @@ pub async fn order_part(
         "pointOfNoReturn": point_of_no_return,
         "steps": steps,
     }});
-    send(&cluster.workload, "PATCH", &path(&host.name), &body).await.map(drop)
+    send(cluster.workload(), "PATCH", &path(&host.name), &body).await.map(drop)
 }
 
 /// Requests an abort from the agent.
-pub async fn abort(cluster: &Cluster, host: &Host) -> anyhow::Result<()> {
+pub async fn abort(cluster: &impl Planned, host: &Host) -> anyhow::Result<()> {
     let body = json!({"spec": {"abort": true}});
-    send(&cluster.workload, "PATCH", &path(&host.name), &body).await.map(drop)
+    send(cluster.workload(), "PATCH", &path(&host.name), &body).await.map(drop)
 }
 
 /// Returns the status that the agent reports.
-pub async fn status(cluster: &Cluster, host: &Host) -> anyhow::Result<HostPlanStatus> {
-    let plans: Api<HostPlan> = Api::namespaced(cluster.workload.clone(), keys::HOST_PLAN_NAMESPACE);
+pub async fn status(cluster: &impl Planned, host: &Host) -> anyhow::Result<HostPlanStatus> {
+    let plans: Api<HostPlan> =
+        Api::namespaced(cluster.workload().clone(), keys::HOST_PLAN_NAMESPACE);
     let plan = plans.get(&host.name).await?;
     plan.status.with_context(|| format!("the agent of {} has not reported a status", host.name))
 }
 
 /// Waits until the agent reports that this plan has ended, and returns the result.
 pub async fn ended(
-    cluster: &Cluster,
+    cluster: &impl Planned,
     host: &Host,
     id: &str,
     seconds: u64,

@@ -56,7 +56,7 @@ impl Registry {
     pub async fn of(
         versions: &[(String, PathBuf)],
         base: &Path,
-        etcd_tag: &str,
+        etcd_tags: &[&str],
     ) -> anyhow::Result<Self> {
         let mut registry = Self::default();
         for (version, directory) in versions {
@@ -70,7 +70,7 @@ impl Registry {
             let program = format!("usr/bin/{name}");
             etcd.extend(with_libraries(base, &program).await?);
         }
-        registry.add("etcd", &[etcd_tag], etcd, "etcd")?;
+        registry.add("etcd", etcd_tags, etcd, "etcd")?;
         let pause = vec![
             File::read(&base.join("bin/busybox"), "bin/busybox")?,
             File { path: "pause".to_owned(), bytes: PAUSE.into() },

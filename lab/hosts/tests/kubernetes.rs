@@ -16,6 +16,7 @@ use lab_hosts::{
     balancer::{self, Availability},
     base::{self, Debian},
     cluster_nodes::Programs,
+    disk::FileSystem,
     eventually,
     host::with_reports,
     isolation::{self, Isolation, runtime},
@@ -116,7 +117,7 @@ async fn upgrade(
     let nodes = kubernetes::nodes(&management).await?;
     let wanted = usize::try_from(shape.control_planes + shape.workers)?;
     ensure!(nodes.len() == wanted, "{wanted} nodes: {nodes:?}");
-    let cluster = Cluster::create(isolation, build, first, nodes).await?;
+    let cluster = Cluster::create(isolation, build, first, nodes, FileSystem::Ext4).await?;
     let workload = Workload::start(&cluster.client, wanted.max(2)).await?;
     print_line(&format!("a cluster of {wanted} in {:.1} s", begun.elapsed().as_secs_f64()));
     let outcome = go(&cluster, &management, &workload, build, through_refit).await;

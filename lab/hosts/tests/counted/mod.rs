@@ -28,6 +28,8 @@ pub(crate) const FIRST: Versions = ("v1.33.5", "v1.34.2");
 pub(crate) const SECOND: Versions = ("v1.34.2", "v1.35.0");
 /// Number of cuts on each control plane if the environment names none.
 pub(crate) const USUAL: u32 = 4;
+/// After this many cuts, a line of progress is printed.
+const PROGRESS: u32 = 10;
 /// The longest time between the moment of a cut and the cut, in milliseconds.
 const LONGEST_DELAY: u64 = 2000;
 
@@ -58,6 +60,9 @@ pub(crate) async fn cuts(
     let (mut damaged, begun) = (0, instant());
     for cut in 0..number {
         damaged += u32::from(one(cluster, host, versions, cut, &mut random).await?);
+        if (cut + 1).is_multiple_of(PROGRESS) {
+            print_line(&format!("{}: {} of {number} cuts survived", host.name, cut + 1));
+        }
     }
     let seconds = begun.elapsed().as_secs_f64() / f64::from(number.max(1));
     print_line(&format!(
