@@ -397,6 +397,28 @@ fn a_download_that_times_out_is_retried_like_other_steps() {
 }
 
 #[test]
+fn kubeadm_gets_another_attempt_after_a_reboot_interrupted_its_last_one() {
+    let fails = |state: &mut JournalState, attempt, reason: &str| {
+        start(state, "kubeadm-upgrade", attempt);
+        finish(state, "kubeadm-upgrade", attempt, StepOutcome::Failed, 10);
+        let run = state.plan.as_mut().unwrap().runs.get_mut("kubeadm-upgrade").unwrap();
+        run.reason = reason.to_owned();
+    };
+    for allowed in [1, USUAL_ATTEMPTS] {
+        let mut state = journal(Gate::Upgrade, &["preflight", "kubeadm-install"]);
+        state.plan.as_mut().unwrap().steps[2].max_attempts = Some(allowed);
+        fails(&mut state, allowed, INTERRUPTED);
+        assert_eq!(started(&next(&state, None, at(60))), ("kubeadm-upgrade", allowed + 1));
+        // That one restored what the power cut had damaged.
+        fails(&mut state, allowed + 1, "StaticPodNotReplaced");
+        assert!(is_given_up(state.plan.as_ref().unwrap(), "kubeadm-upgrade"));
+        // A host that crashes each time is not upgraded for ever.
+        fails(&mut state, allowed + 2, INTERRUPTED);
+        assert!(is_given_up(state.plan.as_ref().unwrap(), "kubeadm-upgrade"));
+    }
+}
+
+#[test]
 fn final_failures_are_not_retried() {
     let mut state = journal(Gate::Stage, &[]);
     start(&mut state, "preflight", 1);

@@ -10,6 +10,8 @@ use crate::{
     reason::Failure,
 };
 
+/// Reason of a step that a reboot of its host interrupted.
+pub(crate) const INTERRUPTED: &str = "Interrupted";
 /// How long a reboot command that failed counts as killed by the shutdown that it started: systemd
 /// stops it together with everything else.
 const SHUTDOWN_GRACE: Duration = Duration::from_mins(1);
@@ -114,7 +116,7 @@ fn unknown(known: Known<'_>) -> Verdict {
         }
         Some(Evidence::Missing { what }) => Verdict::Fail(Failure::new(
             FailureKind::Retriable,
-            "Interrupted",
+            INTERRUPTED,
             format!("the host rebooted during the step, and {what}"),
         )),
     }

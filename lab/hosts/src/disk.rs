@@ -141,8 +141,11 @@ impl Disk {
     pub async fn end(mut self) -> anyhow::Result<()> {
         self.detach().await?;
         self.holder.kill().await?;
-        fs::remove_file(&self.image)
-            .with_context(|| format!("failed to remove {}", self.image.display()))
+        for path in [&self.image, &self.saved()].into_iter().filter(|path| path.exists()) {
+            fs::remove_file(path)
+                .with_context(|| format!("failed to remove {}", path.display()))?;
+        }
+        Ok(())
     }
 
     /// Simulates a power cut: data that was not synced is lost. No process may use the disk any
@@ -164,7 +167,10 @@ impl Disk {
 
     /// Gives the disk the content that it had when it was saved. No process may use the disk.
     pub async fn restore(&self) -> anyhow::Result<()> {
-        self.detach().await?;
+        // An earlier call may have failed midway.
+        if self.device().is_some() {
+            self.detach().await?;
+        }
         copy(&self.saved(), &self.image).await?;
         self.attach().await
     }

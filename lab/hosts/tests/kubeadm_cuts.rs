@@ -1,6 +1,9 @@
 //! Power cuts while real kubeadm replaces the manifests of the only control plane of a cluster, whose etcd is on the same
 //! disk: each of four manifests, 0, 5 and 20 seconds after its replacement, on ext4 and on XFS.
 //!
+//! In half of the cuts the agent is stopped while kubeadm runs, so that it does not sync what kubeadm writes: on each file
+//! system at least one manifest must be damaged, and restored.
+//!
 //! A passed cut is recorded in the cache, for the agent and the versions that it was made with; the next run makes only
 //! the others.
 
@@ -72,12 +75,45 @@ struct Cut {
     file_system: FileSystem,
     component: Component,
     seconds: u64,
+    /// Whether the agent is stopped while kubeadm runs.
+    unsynced: bool,
+}
+
+impl Cut {
+    /// All cuts on a file system.
+    fn all(file_system: FileSystem) -> Vec<Self> {
+        let pairs = Component::VARIANTS
+            .iter()
+            .flat_map(|component| DELAYS.map(|seconds| (*component, seconds)));
+        let cut = |(at, (component, seconds)): (usize, (Component, u64))| Self {
+            file_system,
+            component,
+            seconds,
+            unsynced: at.is_multiple_of(2),
+        };
+        pairs.enumerate().map(cut).collect()
+    }
 }
 
 impl std::fmt::Display for Cut {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{:?}, {} + {} s", self.file_system, self.component, self.seconds)
+        let synced = if self.unsynced { "not synced" } else { "synced" };
+        write!(f, "{:?}, {} + {} s, {synced}", self.file_system, self.component, self.seconds)
     }
+}
+
+/// What a cut left of a manifest.
+#[derive(Clone, Copy, Debug, Display, PartialEq, Eq)]
+enum Left {
+    /// The new one.
+    #[strum(to_string = "whole")]
+    Whole,
+    /// The one of before the upgrade.
+    #[strum(to_string = "the old one")]
+    Old,
+    /// None, or an empty file.
+    #[strum(to_string = "damaged")]
+    Damaged,
 }
 
 fn main() -> ExitCode {
@@ -106,15 +142,11 @@ async fn cuts(isolation: &Isolation, file_system: FileSystem) -> anyhow::Result<
     let build = KubernetesBuild::new(isolation, agent.as_ref()).await?;
     let goal = build.versions[1].version.as_str();
     let record = Record::of(&isolation.base, agent.as_ref(), &build)?;
-    let all: Vec<Cut> = Component::VARIANTS
-        .iter()
-        .flat_map(|component| DELAYS.map(|seconds| (*component, seconds)))
-        .map(|(component, seconds)| Cut { file_system, component, seconds })
-        .collect();
+    let all = Cut::all(file_system);
     let left: Vec<Cut> = all.iter().copied().filter(|cut| !record.has(*cut)).collect();
     print_line(&format!("{file_system:?}: {} of {} cuts are left", left.len(), all.len()));
     if left.is_empty() {
-        return Ok(());
+        return record.shows_damage(file_system);
     }
     build.serve().await?;
     let cluster = cluster(isolation, &build, file_system).await?;
@@ -123,12 +155,10 @@ async fn cuts(isolation: &Isolation, file_system: FileSystem) -> anyhow::Result<
         let begun = instant();
         let outcome = one(&cluster, goal, cut).await;
         match with_reports(outcome, &cluster.hosts).await {
-            Ok(damage) => {
+            Ok(found) => {
                 let seconds = begun.elapsed().as_secs();
-                print_line(&format!(
-                    "{cut}: survived after {seconds} s; the manifest was {damage}"
-                ));
-                record.add(cut)?;
+                print_line(&format!("{cut}: survived after {seconds} s; the manifest was {found}"));
+                record.add(cut, found)?;
             }
             Err(error) => {
                 print_line(&format!("{cut}: {error:#}"));
@@ -141,7 +171,7 @@ async fn cuts(isolation: &Isolation, file_system: FileSystem) -> anyhow::Result<
         "not survived: {}; the same command makes these cuts again",
         failures.join("; ")
     );
-    Ok(())
+    record.shows_damage(file_system)
 }
 
 /// A cluster of one control plane that knows Refit's kinds and asks for a newer etcd, whose host is saved and does not
@@ -182,7 +212,7 @@ async fn prepared(cluster: &Cluster, management: &Management) -> anyhow::Result<
 }
 
 /// One upgrade with a cut; returns what the cut left of the manifest.
-async fn one(cluster: &Cluster, goal: &str, cut: Cut) -> anyhow::Result<&'static str> {
+async fn one(cluster: &Cluster, goal: &str, cut: Cut) -> anyhow::Result<Left> {
     let host = cluster.hosts.first().context("the cluster has a host")?;
     host.restore_disk().await?;
     host.boot().await?;
@@ -203,19 +233,32 @@ async fn one(cluster: &Cluster, goal: &str, cut: Cut) -> anyhow::Result<&'static
         ..PlanSettings::default()
     };
     plans::order_part_with(cluster, host, order, &STEPS, &settings).await?;
+    if cut.unsynced {
+        stop_the_agent(host).await?;
+    }
     replaced(cluster, host, cut.component, goal).await?;
     tokio::time::sleep(Duration::from_secs(cut.seconds)).await;
     host.cut().await?;
-    let damage = match host.read(&cut.component.manifest()).as_str() {
-        "" => "empty or missing",
-        text if text.contains(&cut.component.image(goal)) => "whole",
-        _ => "the old one",
+    let left = match host.read(&cut.component.manifest()).as_str() {
+        "" => Left::Damaged,
+        text if text.contains(&cut.component.image(goal)) => Left::Whole,
+        _ => Left::Old,
     };
     host.start().await?;
     let status = plans::ended(cluster, host, order.id, WAIT_SECONDS).await?;
     ensure!(status.state == PlanState::Succeeded, "{cut}: {status:?}");
     at_goal(cluster, goal).await?;
-    Ok(damage)
+    Ok(left)
+}
+
+/// Stops the process of the agent that runs kubeadm, once it has started it.
+async fn stop_the_agent(host: &Host) -> anyhow::Result<()> {
+    let script = "pid=$(pgrep --full '^[^ ]*kubeadm upgrade') && kill -STOP $(ps -o ppid= -p $pid)";
+    eventually("kubeadm runs", Duration::from_secs(WAIT_SECONDS), async || {
+        let stopped = host.exec(["sh", "-c", script]).await;
+        stopped.map(drop).map_err(|error| format!("{error:#}"))
+    })
+    .await
 }
 
 /// Waits until kubeadm has replaced a manifest.
@@ -291,13 +334,24 @@ impl Record {
     }
 
     fn has(&self, cut: Cut) -> bool {
-        let text = fs::read_to_string(&self.0).unwrap_or_default();
-        text.lines().any(|line| line == cut.to_string())
+        self.text().lines().any(|line| line.starts_with(&format!("{cut}: ")))
     }
 
-    fn add(&self, cut: Cut) -> anyhow::Result<()> {
+    /// Checks that the cuts on a file system have damaged a manifest: otherwise they would not show that one is restored.
+    fn shows_damage(&self, file_system: FileSystem) -> anyhow::Result<()> {
+        let (text, end) = (self.text(), format!(": {}", Left::Damaged));
+        let mut lines = text.lines().filter(|line| line.starts_with(&format!("{file_system:?}, ")));
+        ensure!(lines.any(|line| line.ends_with(&end)), "no cut has damaged a manifest:\n{text}");
+        Ok(())
+    }
+
+    fn text(&self) -> String {
+        fs::read_to_string(&self.0).unwrap_or_default()
+    }
+
+    fn add(&self, cut: Cut, left: Left) -> anyhow::Result<()> {
         let written = OpenOptions::new().create(true).append(true).open(&self.0);
-        let written = written.and_then(|mut file| writeln!(file, "{cut}"));
+        let written = written.and_then(|mut file| writeln!(file, "{cut}: {left}"));
         written.with_context(|| format!("failed to write {}", self.0.display()))
     }
 }

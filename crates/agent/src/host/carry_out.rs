@@ -100,8 +100,10 @@ pub async fn carry_out(
     secrets: &dyn SecretSource,
 ) -> Result<(), WorkError> {
     // Boxed, because the caller's future would otherwise hold the state of every step.
-    Box::pin(perform(site, job, secrets)).await?;
+    let outcome = Box::pin(perform(site, job, secrets)).await;
+    // What a program that failed has written must survive a power cut, too: it may have rolled back.
     sync_kubernetes(site);
+    outcome?;
     // Every plan stores something in its snapshot directory, even one without a snapshot step.
     keep::prune(site, &job.plan, snapshot::KEPT);
     atomic::replace(&mark_path(site, &job.unit), b"done\n", Access::of_mode(0o600))?;

@@ -42,7 +42,7 @@ pub(super) const KEPT: usize = 2;
 /// Group of the files that `kubeadm upgrade` changes.
 pub(super) const CONFIGURATION: &str = "configuration";
 /// The files of this group that are not manifests.
-const CONFIGURATION_FILES: [&str; 3] =
+pub(super) const CONFIGURATION_FILES: [&str; 3] =
     [KUBELET_CONFIG, "/var/lib/kubelet/kubeadm-flags.env", INSTANCE_CONFIG];
 /// Manifests that kubeadm writes. A manifest that does not exist yet is recorded as absent.
 const MANIFEST_NAMES: [&str; 4] =

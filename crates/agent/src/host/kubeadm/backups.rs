@@ -42,6 +42,13 @@ pub(super) fn find(site: &Site) -> BTreeMap<&'static str, Vec<PathBuf>> {
         .collect()
 }
 
+/// Backups of a manifest, the newest first.
+pub(super) fn of_manifest(site: &Site, name: &str) -> Vec<PathBuf> {
+    let directories = find(site).remove(MANIFESTS).unwrap_or_default();
+    let files = directories.into_iter().rev().map(|path| path.join(format!("{name}.yaml")));
+    files.filter(|path| path.is_file()).collect()
+}
+
 /// Removes all but the newest `keep` backups of each kind, to free disk space. Best effort.
 ///
 /// After an upgrade that is not `complete`, all backups of manifests stay: they are small, and an older one may be the

@@ -196,3 +196,17 @@ fn static_pods_of_another_version_are_named() {
     fs::write(&manifest, "  - image: registry.k8s.io/kube-scheduler:v1.35.0\n").unwrap();
     assert_eq!(static_pods_at(&manifests, &version("v1.35.0")), Evidence::Done);
 }
+
+#[test]
+fn a_failure_of_kubeadm_names_its_proxies_and_not_their_passwords() {
+    let fails = |environment: &[(String, String)]| {
+        through_proxies(WorkError::retriable("no route"), environment).message
+    };
+    assert_eq!(fails(&[]), "no route");
+    let proxy = ("HTTPS_PROXY".to_owned(), "http://me:secret@p:3128".to_owned());
+    let message = fails(&[proxy]);
+    assert!(
+        message.contains("kubeadm used HTTPS_PROXY") && !message.contains("secret"),
+        "{message}"
+    );
+}

@@ -12,7 +12,7 @@ use std::{
 
 use serde::Deserialize;
 
-use super::MANIFESTS;
+use super::{MANIFESTS, backups};
 use crate::host::{Site, work::WorkError};
 
 /// What kubeadm writes without other settings. An absent flag is taken to have this value.
@@ -50,7 +50,9 @@ impl LocalEtcd {
         let path = format!("{MANIFESTS}/etcd.yaml");
         let text = match fs::read_to_string(site.path(&path)) {
             Ok(text) => text,
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                return is_elsewhere(site, &path).map(|()| None);
+            }
             Err(error) => return Err(WorkError::file(Path::new(&path), &error)),
         };
         let etcd = Self::parse(&text, |file| site.path(file).exists());
@@ -105,11 +107,36 @@ impl LocalEtcd {
     }
 }
 
+/// Checks that a host without a manifest of etcd did not lose it: its API server would connect to etcd on this host, and
+/// kubeadm would have a backup.
+fn is_elsewhere(site: &Site, path: &str) -> Result<(), WorkError> {
+    match backups::of_manifest(site, "etcd").first() {
+        Some(backup) if connects_to_this_host(site) => Err(WorkError::needs_person(format!(
+            "{path} is missing, although kube-apiserver connects to an etcd on this host: restore it from {}, or remove \
+             that file if etcd is no static pod",
+            backup.display()
+        ))),
+        Some(_) | None => Ok(()),
+    }
+}
+
+/// Whether the API server of this host connects to an etcd at a loopback address.
+pub(super) fn connects_to_this_host(site: &Site) -> bool {
+    api_server(site).is_some_and(|pod| {
+        let server = pod.spec.containers.first();
+        let urls = server.and_then(|server| server.flag("etcd-servers")).unwrap_or_default();
+        urls.split(',').any(|url| local(url.trim()).0)
+    })
+}
+
+/// The static pod of the API server, if its manifest is one.
+fn api_server(site: &Site) -> Option<Pod> {
+    serde_saphyr::from_str(&site.read(&format!("{MANIFESTS}/kube-apiserver.yaml"))).ok()
+}
+
 /// kubeadm's `certificatesDir`, on this host: the API server's manifest names it.
 pub(super) fn certificates_directory(site: &Site) -> PathBuf {
-    let pod: Option<Pod> =
-        serde_saphyr::from_str(&site.read(&format!("{MANIFESTS}/kube-apiserver.yaml"))).ok();
-    let found = pod.and_then(|pod| {
+    let found = api_server(site).and_then(|pod| {
         let server = pod.spec.containers.first()?;
         let ca = pod.spec.mounted(server, server.flag("client-ca-file")?.into());
         Some(ca.host.parent()?.to_owned())

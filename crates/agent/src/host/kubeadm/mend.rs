@@ -9,16 +9,21 @@
 
 use std::time::Duration;
 
-use super::{COMPONENTS, MANIFESTS, backups, running};
+use refit_kinds::refit::Role;
+
+use super::{COMPONENTS, MANIFESTS, backups, manifest, running};
 use crate::host::{
     Program, Site,
     files::{
         atomic::{self, Access},
         keep::{self, Before, Saved},
     },
-    snapshot::CONFIGURATION,
+    snapshot::{self, CONFIGURATION},
     work::WorkError,
 };
+
+const API_SERVER: &str = "kube-apiserver";
+const ETCD: &str = "etcd";
 
 /// How long the kubelet may take to start static pods: as long as kubeadm waits for one.
 const START: Duration = Duration::from_mins(5);
@@ -36,15 +41,15 @@ enum Verdict<'a> {
 }
 
 /// Decides about a manifest from what was read. `backups` are those of kubeadm, the newest first. An `optional` manifest
-/// is left out if the snapshot does not know it: an old backup may be from a time when etcd was not external.
+/// is left out if the snapshot does not know it: an old backup may be from a time when etcd was not external. Any other
+/// one that was absent when the plan began was lost before, by the power cut of an earlier plan.
 ///
 /// | now | before the plan | verdict |
 /// |---|---|---|
 /// | whole | any | leave |
-/// | missing | absent | leave |
-/// | missing | unknown, optional | leave |
-/// | damaged | absent | lost: another program has written it |
-/// | missing or damaged | a pod, or unknown with a backup | restore |
+/// | missing | absent or unknown, optional | leave |
+/// | damaged | absent, optional | lost: another program has written it |
+/// | missing or damaged | a pod, or another one with a backup | restore |
 /// | missing or damaged | otherwise | lost |
 fn decide<'a>(
     now: Option<&[u8]>,
@@ -58,12 +63,12 @@ fn decide<'a>(
     };
     let is_left = match now {
         Some(now) => is_whole(now, kept),
-        None => *before == Before::Absent || (optional && *before == Before::Unknown),
+        None => optional && kept.is_none(),
     };
     if is_left {
         return Verdict::Leave;
     }
-    let backups: &[Saved] = if *before == Before::Absent { &[] } else { backups };
+    let backups: &[Saved] = if optional && *before == Before::Absent { &[] } else { backups };
     let mut copies = kept.into_iter().chain(backups);
     copies.find(|copy| is_pod(&copy.content)).map_or(Verdict::Lost, Verdict::Restore)
 }
@@ -80,11 +85,39 @@ fn is_pod(text: &[u8]) -> bool {
     pod.is_some_and(|pod| pod["kind"] == "Pod" && pod["spec"]["containers"][0]["image"].is_string())
 }
 
+/// Restores what a power cut during an earlier attempt has damaged: the kubelet's configuration, and on a control plane
+/// the static pods, for which it waits.
+pub(super) async fn damages(site: &Site, plan: &str, role: Role) -> Result<(), WorkError> {
+    for path in snapshot::CONFIGURATION_FILES {
+        restore_empty(site, plan, path)?;
+    }
+    match role {
+        Role::Worker => Ok(()),
+        Role::FirstControlPlane | Role::ControlPlane => manifests(site, plan).await,
+    }
+}
+
+/// Restores a file of the kubelet that is empty or missing, and was not when the plan began.
+fn restore_empty(site: &Site, plan: &str, absolute: &str) -> Result<(), WorkError> {
+    let path = site.path(absolute);
+    let is_empty = atomic::read(&path)?.is_none_or(|(content, _)| content.is_empty());
+    match keep::before(site, plan, CONFIGURATION, absolute)? {
+        Before::File(kept) if is_empty && !kept.content.is_empty() => {
+            atomic::replace(&path, &kept.content, kept.access)?;
+            site.log(&format!("restored {absolute}, which a power cut had left empty"));
+            Ok(())
+        }
+        Before::File(_) | Before::Absent | Before::Unknown => Ok(()),
+    }
+}
+
 /// Restores the manifests of a control plane that are missing, empty or truncated, and waits until the kubelet runs their
-/// pods.
-pub(super) async fn manifests(site: &Site, plan: &str) -> Result<(), WorkError> {
+/// pods. That of the API server is the first, because it shows whether etcd runs on this host.
+async fn manifests(site: &Site, plan: &str) -> Result<(), WorkError> {
     let mut restored = Vec::new();
-    for name in COMPONENTS {
+    let mut names = COMPONENTS;
+    names.sort_by_key(|name| *name != API_SERVER);
+    for name in names {
         if restore(site, plan, name)? {
             restored.push(name);
         }
@@ -99,7 +132,8 @@ fn restore(site: &Site, plan: &str, name: &str) -> Result<bool, WorkError> {
     let now = atomic::read(&path)?.map(|(content, _)| content);
     let before = keep::before(site, plan, CONFIGURATION, &absolute)?;
     let backups = backups(site, name)?;
-    match decide(now.as_deref(), &before, &backups, name == "etcd") {
+    let optional = name == ETCD && !(manifest::connects_to_this_host(site) && !backups.is_empty());
+    match decide(now.as_deref(), &before, &backups, optional) {
         Verdict::Leave => Ok(false),
         Verdict::Restore(copy) => {
             atomic::replace(&path, &copy.content, copy.access)?;
@@ -117,8 +151,7 @@ fn restore(site: &Site, plan: &str, name: &str) -> Result<bool, WorkError> {
 
 /// kubeadm's backups of a manifest, the newest first.
 fn backups(site: &Site, name: &str) -> Result<Vec<Saved>, WorkError> {
-    let directories = backups::find(site).remove(backups::MANIFESTS).unwrap_or_default();
-    let files = directories.iter().rev().map(|path| path.join(format!("{name}.yaml")));
+    let files = backups::of_manifest(site, name).into_iter();
     let read = files.map(|path| atomic::read(&path)).filter_map(Result::transpose);
     read.map(|read| read.map(|(content, file)| Saved { content, access: Access::of(&file) }))
         .collect()
@@ -134,7 +167,7 @@ async fn wait_for_pods(
     if !site.has(Program::Crictl) {
         return Ok(());
     }
-    let api_server = ["kube-apiserver"].into_iter().filter(|name| !restored.contains(name));
+    let api_server = [API_SERVER].into_iter().filter(|name| !restored.contains(name));
     let started = async {
         for name in restored.iter().copied().chain(api_server) {
             loop {

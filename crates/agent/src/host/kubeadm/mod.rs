@@ -74,16 +74,14 @@ impl Etcd {
     }
 }
 
-/// Restores manifests that a power cut has damaged, runs the upgrade, then restarts the static pods of other tools that
+/// Restores what a power cut has damaged, runs the upgrade, then restarts the static pods of other tools that
 /// read renewed certificates. Removes kubeadm's backups of older upgrades.
 pub(super) async fn upgrade(
     site: &Site,
     plan: &str,
     upgrade: &Upgrade<'_>,
 ) -> Result<(), WorkError> {
-    if upgrade.role != Role::Worker {
-        mend::manifests(site, plan).await?;
-    }
+    mend::damages(site, plan, upgrade.role).await?;
     let call = prepare(site, upgrade)?;
     let certificates = certificates::fingerprint(site);
     let outcome = tokio::select! {
@@ -94,10 +92,12 @@ pub(super) async fn upgrade(
     // kubeadm makes a backup as large as etcd at each upgrade and never removes one
     // (`docs/facts/kubeadm.md#backups-of-kubeadm`).
     backups::prune(site, backups::KEPT, outcome.is_ok());
-    match outcome {
-        Ok(_) => certificates::restart_other_readers(site, &certificates).await,
-        Err(error) => Err(explain(&error)),
+    outcome.map_err(|error| through_proxies(explain(&error), &call.environment))?;
+    // They are not kubeadm's: that one of them does not come back is no reason to run kubeadm again.
+    if let Err(error) = certificates::restart_other_readers(site, &certificates).await {
+        site.log(&format!("{error}; restart it, so that it reads the renewed certificates"));
     }
+    Ok(())
 }
 
 /// Builds the kubeadm call, and writes its configuration file if it needs one.
@@ -264,6 +264,22 @@ pub(super) fn explain(error: &ProgramError) -> WorkError {
     // A static pod whose hash did not change in time may do so on a retry: an upgrade is
     // idempotent.
     WorkError::retriable(error.to_string())
+}
+
+/// Adds to a failure the proxies through which kubeadm connected: the API server, from whose manifest they are, may have
+/// no need to connect to all that kubeadm does. Their values may contain passwords.
+fn through_proxies(mut error: WorkError, environment: &[(String, String)]) -> WorkError {
+    let names: Vec<&str> = environment.iter().map(|(name, _)| name.as_str()).collect();
+    if !names.is_empty() {
+        error.message += &[
+            "; kubeadm used ",
+            &names.join(", "),
+            " of the static pods' manifests: if it could not connect to the control plane or to etcd, add their \
+             addresses to NO_PROXY there",
+        ]
+        .concat();
+    }
+    error
 }
 
 /// Whether every Kubernetes static pod with a manifest on this host has this version.

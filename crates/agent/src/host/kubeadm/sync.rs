@@ -13,14 +13,13 @@ use std::{
     time::Duration,
 };
 
-use super::{MANIFESTS, backups};
+use super::{MANIFESTS, backups, manifest};
 use crate::host::Site;
 
 /// How long a file of kubeadm stays unsynced at most, apart from the time of the sync itself.
 const INTERVAL: Duration = Duration::from_millis(200);
-/// Directories in which kubeadm writes manifests, kubeconfigs and certificates.
-const DIRECTORIES: [&str; 4] =
-    [MANIFESTS, "/etc/kubernetes", "/etc/kubernetes/pki", "/etc/kubernetes/pki/etcd"];
+/// Directories in which kubeadm writes manifests, kubeconfigs and the configuration of the kubelet.
+const DIRECTORIES: [&str; 3] = [MANIFESTS, "/etc/kubernetes", "/var/lib/kubelet"];
 /// Prefix of the directories in which kubeadm prepares manifests, long before it moves most of them into place.
 const PREPARED: &str = "kubeadm-upgraded-manifests";
 
@@ -29,8 +28,10 @@ type Synced = BTreeMap<PathBuf, (u64, i64, i64)>;
 
 /// Syncs each file soon after kubeadm wrote it, as long as the future runs.
 pub(super) async fn while_kubeadm_writes(site: &Site) -> Infallible {
-    let (fixed, temporary) =
-        (DIRECTORIES.map(|path| site.path(path)), site.path(backups::DIRECTORY));
+    let certificates = site.path(manifest::certificates_directory(site));
+    let fixed = DIRECTORIES.map(|path| site.path(path)).into_iter();
+    let fixed: Vec<PathBuf> = fixed.chain([certificates.join("etcd"), certificates]).collect();
+    let temporary = site.path(backups::DIRECTORY);
     let mut synced = Synced::new();
     loop {
         tokio::time::sleep(INTERVAL).await;
