@@ -21,12 +21,56 @@ const LET_GO_SECONDS: u64 = 60;
 /// A mounted disk with a file system, and the host's root made of it and of the layers below.
 #[derive(Debug)]
 pub struct Disk {
-    image: PathBuf,
-    mounted: PathBuf,
+    own: Volume,
     root: PathBuf,
     layers: Vec<PathBuf>,
+    /// Further disks, mounted below the root.
+    others: Vec<Volume>,
     /// Process that keeps the mount namespace alive.
     holder: Child,
+}
+
+/// A file with a file system, and where it is mounted.
+#[derive(Clone, Debug)]
+struct Volume {
+    image: PathBuf,
+    mounted: PathBuf,
+}
+
+impl Volume {
+    /// Creates an empty file system of this many MiB.
+    async fn create(image: PathBuf, mounted: PathBuf, mebibytes: u64) -> anyhow::Result<Self> {
+        fs::File::create(&image)?.set_len(mebibytes << 20)?;
+        let file = image.display().to_string();
+        let format =
+            "-q -F -m 0 -J size=16 -O ^resize_inode -E lazy_itable_init=1,lazy_journal_init=1";
+        run("mkfs.ext4", format.split(' ').chain([file.as_str()])).await?;
+        Ok(Self { image, mounted })
+    }
+
+    /// Reports whether this loop device is backed by the file.
+    fn backs(&self, device: &str) -> io::Result<bool> {
+        let file = Path::new("/sys/block").join(device).join("loop/backing_file");
+        match fs::read_to_string(file) {
+            Ok(path) => Ok(Path::new(path.trim_end()) == self.image),
+            // A device without a file, or one that no longer exists.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Returns the name of the loop device, such as `loop3`, from the mounts of a namespace.
+    fn device(&self, mounts: &str) -> anyhow::Result<String> {
+        let mounted = self.mounted.display().to_string();
+        let line = mounts.lines().find(|line| line.split(' ').nth(1) == Some(&mounted));
+        let line = line.with_context(|| format!("{mounted} is not mounted"))?;
+        let device = line.split(' ').next().unwrap_or_default();
+        let device = device.trim_start_matches("/dev/").to_owned();
+        if !self.backs(&device)? {
+            bail!("{device} is not backed by {}", self.image.display());
+        }
+        Ok(device)
+    }
 }
 
 impl Disk {
@@ -39,18 +83,14 @@ impl Disk {
             fs::create_dir_all(path)
                 .with_context(|| format!("failed to create {}", path.display()))?;
         }
-        fs::File::create(&image)?.set_len(mebibytes << 20)?;
-        let file = image.display().to_string();
-        let format =
-            "-q -F -m 0 -J size=16 -O ^resize_inode -E lazy_itable_init=1,lazy_journal_init=1";
-        run("mkfs.ext4", format.split(' ').chain([file.as_str()])).await?;
+        let own = Volume::create(image, mounted, mebibytes).await?;
         let holder = Command::new("unshare")
             .args(["--mount", "--propagation", "private", "--", "sleep", "infinity"])
             .stdin(Stdio::null())
             .kill_on_drop(true)
             .spawn()
             .context("failed to run unshare")?;
-        let disk = Self { image, mounted, root, layers: layers.to_vec(), holder };
+        let disk = Self { own, root, layers: layers.to_vec(), others: Vec::new(), holder };
         let name = format!("/proc/{}/comm", disk.holder()?);
         eventually("the mount namespace exists", Duration::from_secs(LET_GO_SECONDS), async || {
             let now = fs::read_to_string(&name).unwrap_or_default();
@@ -69,7 +109,7 @@ impl Disk {
     /// Creates a directory on the disk itself, next to the root, and returns its path in that
     /// namespace.
     pub fn create_directory(&self, name: &str) -> anyhow::Result<PathBuf> {
-        let directory = self.mounted.join(name);
+        let directory = self.own.mounted.join(name);
         let path = self.outside_path(&directory);
         fs::create_dir_all(&path)
             .with_context(|| format!("failed to create {}", path.display()))?;
@@ -98,42 +138,76 @@ impl Disk {
         run("nsenter", enter.into_iter().chain(command.iter().copied())).await
     }
 
+    /// Moves a directory of the root to a disk of its own with this many MiB.
+    pub async fn separate(&mut self, directory: &str, mebibytes: u64) -> anyhow::Result<()> {
+        let name = directory.replace('/', "-");
+        let image = self.own.image.with_file_name(format!("disk-{name}.img"));
+        let volume = Volume::create(image, self.root.join(directory), mebibytes).await?;
+        let [image, from] = [&volume.image, &volume.mounted].map(|path| path.display().to_string());
+        let new = self.own.image.with_file_name(name).display().to_string();
+        self.inside(&["mkdir", &new]).await?;
+        self.inside(&["mount", "-o", "loop", &image, &new]).await?;
+        self.inside(&["cp", "--archive", &format!("{from}/."), &new]).await?;
+        self.inside(&["mount", "--move", &new, &from]).await?;
+        self.others.push(volume);
+        Ok(())
+    }
+
     async fn attach(&self) -> anyhow::Result<()> {
         let shown = |path: &Path| path.display().to_string();
-        let (image, mounted, root) = (shown(&self.image), shown(&self.mounted), shown(&self.root));
-        self.inside(&["mount", "-o", "loop", &image, &mounted]).await?;
+        let (mounted, root) = (shown(&self.own.mounted), shown(&self.root));
+        self.mount(&self.own).await?;
         let (upper, work) = (format!("{mounted}/upper"), format!("{mounted}/work"));
         self.inside(&["mkdir", "-p", &upper, &work]).await?;
         let lower: Vec<String> = self.layers.iter().map(|path| shown(path)).collect();
         let options = format!("lowerdir={},upperdir={upper},workdir={work}", lower.join(":"));
         let mount = ["mount", "-t", "overlay", "overlay", "-o", &options, &root];
-        self.inside(&mount).await.map(drop)
+        self.inside(&mount).await?;
+        for volume in &self.others {
+            self.mount(volume).await?;
+        }
+        Ok(())
+    }
+
+    async fn mount(&self, volume: &Volume) -> anyhow::Result<()> {
+        let [image, mounted] =
+            [&volume.image, &volume.mounted].map(|path| path.display().to_string());
+        self.inside(&["mount", "-o", "loop", &image, &mounted]).await.map(drop)
+    }
+
+    fn volumes(&self) -> impl Iterator<Item = &Volume> {
+        self.others.iter().chain([&self.own])
     }
 
     /// Releases the disk. No process may use it any more.
     pub async fn end(mut self) -> anyhow::Result<()> {
         self.detach().await?;
         self.holder.kill().await?;
-        fs::remove_file(&self.image)
-            .with_context(|| format!("failed to remove {}", self.image.display()))
+        for Volume { image, .. } in self.volumes() {
+            fs::remove_file(image)
+                .with_context(|| format!("failed to remove {}", image.display()))?;
+        }
+        Ok(())
     }
 
     /// Simulates a power cut: data that was not synced is lost. No process may use the disk any
     /// more.
     pub async fn cut(&self) -> anyhow::Result<()> {
-        let disk = self.mounted.display().to_string();
-        // The file system shuts down without further writes; the next mount replays its journal.
-        self.inside(&["xfs_io", "-x", "-c", "shutdown", &disk]).await?;
+        for volume in self.volumes() {
+            let mounted = volume.mounted.display().to_string();
+            // The file system shuts down without further writes; the next mount replays its journal.
+            self.inside(&["xfs_io", "-x", "-c", "shutdown", &mounted]).await?;
+        }
         self.detach().await?;
         self.attach().await
     }
 
     async fn detach(&self) -> anyhow::Result<()> {
-        let device = self.device().context("the disk is not mounted")?;
-        if !self.backs(&device)? {
-            bail!("{device} is not backed by {}", self.image.display());
-        }
-        for path in [&self.root, &self.mounted] {
+        let mounts = fs::read_to_string(format!("/proc/{}/mounts", self.holder()?))?;
+        let devices = self.volumes().map(|volume| Ok((volume, volume.device(&mounts)?)));
+        let devices: Vec<(&Volume, String)> = devices.collect::<anyhow::Result<_>>()?;
+        let others = self.others.iter().map(|volume| &volume.mounted);
+        for path in others.chain([&self.root, &self.own.mounted]) {
             let path = path.display().to_string();
             eventually("the disk is unmounted", Duration::from_secs(LET_GO_SECONDS), async || {
                 let outcome = self.inside(&["umount", &path]).await;
@@ -141,36 +215,22 @@ impl Disk {
             })
             .await?;
         }
-        // The file system holds the device, and the device holds the file. The device name alone
-        // proves nothing: once the device is free, another host's disk may use it.
-        eventually(
-            "the file system releases its device",
-            Duration::from_secs(LET_GO_SECONDS),
-            async || match self.backs(&device) {
-                Ok(false) => Ok(()),
-                Ok(true) => Err(format!("{device} is still backed by {}", self.image.display())),
-                Err(error) => Err(error.to_string()),
-            },
-        )
-        .await
-    }
-
-    /// Reports whether this loop device is backed by this disk's file.
-    fn backs(&self, device: &str) -> io::Result<bool> {
-        let file = Path::new("/sys/block").join(device).join("loop/backing_file");
-        match fs::read_to_string(file) {
-            Ok(path) => Ok(Path::new(path.trim_end()) == self.image),
-            // A device without a file, or one that no longer exists.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
-            Err(error) => Err(error),
+        for (volume, device) in devices {
+            // The file system holds the device, and the device holds the file. The device name alone
+            // proves nothing: once the device is free, another host's disk may use it.
+            eventually(
+                "the file system releases its device",
+                Duration::from_secs(LET_GO_SECONDS),
+                async || match volume.backs(&device) {
+                    Ok(false) => Ok(()),
+                    Ok(true) => {
+                        Err(format!("{device} is still backed by {}", volume.image.display()))
+                    }
+                    Err(error) => Err(error.to_string()),
+                },
+            )
+            .await?;
         }
-    }
-
-    /// Returns the name of the loop device, such as `loop3`.
-    fn device(&self) -> Option<String> {
-        let mounts = fs::read_to_string(format!("/proc/{}/mounts", self.holder.id()?)).ok()?;
-        let mounted = self.mounted.to_str()?;
-        let line = mounts.lines().find(|line| line.split(' ').nth(1) == Some(mounted))?;
-        Some(line.split(' ').next()?.trim_start_matches("/dev/").to_owned())
+        Ok(())
     }
 }
