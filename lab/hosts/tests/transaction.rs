@@ -40,11 +40,11 @@ fn main() -> ExitCode {
 
 fn five_hosts(isolation: &Isolation) -> anyhow::Result<()> {
     runtime()?.block_on(async {
-        let layers = common::layers(isolation).await?;
+        let prepared = common::prepared(isolation).await?;
         let cluster = Cluster::start(2).await?;
         let names = cluster.names();
         ensure!(names.len() == 5, "five nodes: {names:?}");
-        let hosts = common::hosts(isolation, &cluster, &layers, &names).await?;
+        let hosts = common::hosts(isolation, &cluster, &prepared, &[]).await?;
         let outcome = roll_out(&cluster, &hosts).await;
         with_reports(outcome, &hosts).await
     })
