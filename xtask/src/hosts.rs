@@ -1,4 +1,4 @@
-//! Tests on real hosts: `cargo xtask hosts test [1|2|3|4]`.
+//! Tests on real hosts: `cargo xtask hosts test [1|2|3|4|5]`.
 
 use std::{
     env,
@@ -15,7 +15,7 @@ use crate::{
 };
 
 /// The test programs, by number.
-const TESTS: [&str; 4] = ["transaction", "power_cut", "kubernetes", "oldest"];
+const TESTS: [&str; 5] = ["transaction", "power_cut", "kubernetes", "oldest", "layouts"];
 /// The test that needs Kubernetes programs, and the variable with their directory.
 const KUBERNETES: u8 = 3;
 const PROGRAMS_DIRECTORY: &str = "REFIT_K8S_BIN";
@@ -27,9 +27,10 @@ const PACKAGE: &str = "REFIT_AGENT_DEB";
 #[derive(clap::Args)]
 pub(crate) struct HostsTestArgs {
     /// Run only this test: 1, the whole transaction on five hosts; 2, power cuts; 3, clusters of
-    /// real Kubernetes from the programs in REFIT_K8S_BIN; or 4, the agent's package on Debian 11
-    /// [default: 1, 2 and 4, and 3 if REFIT_K8S_BIN is set]
-    #[arg(value_parser = clap::value_parser!(u8).range(1..=4))]
+    /// real Kubernetes from the programs in REFIT_K8S_BIN; 4, the agent's package on Debian 11; or
+    /// 5, hosts that differ from kubeadm's defaults
+    /// [default: all, 3 only if REFIT_K8S_BIN is set]
+    #[arg(value_parser = clap::value_parser!(u8).range(1..=5))]
     which: Option<u8>,
     /// Cut the power this many times while kubeadm replaces manifests, and run nothing else of test 2
     #[arg(long, value_name = "N", requires = "which")]
@@ -98,8 +99,8 @@ fn numbers(which: Option<u8>, programs: bool) -> anyhow::Result<Vec<u8>> {
              `{PROGRAMS_DIRECTORY}=$(cargo xtask hosts build)` builds them, once, in half an hour"
         ),
         Some(number) => Ok(vec![number]),
-        None if programs => Ok(vec![1, 2, KUBERNETES, OLDEST]),
-        None => Ok(vec![1, 2, OLDEST]),
+        None if programs => Ok(vec![1, 2, KUBERNETES, OLDEST, 5]),
+        None => Ok(vec![1, 2, OLDEST, 5]),
     }
 }
 
@@ -168,8 +169,8 @@ mod tests {
 
     #[test]
     fn the_kubernetes_test_requires_its_programs() {
-        assert_eq!(numbers(None, false).unwrap(), [1, 2, 4]);
-        assert_eq!(numbers(None, true).unwrap(), [1, 2, 3, 4]);
+        assert_eq!(numbers(None, false).unwrap(), [1, 2, 4, 5]);
+        assert_eq!(numbers(None, true).unwrap(), [1, 2, 3, 4, 5]);
         assert_eq!(numbers(Some(2), true).unwrap(), [2]);
         let error = numbers(Some(3), false).unwrap_err().to_string();
         assert!(error.contains("needs REFIT_K8S_BIN"), "{error}");

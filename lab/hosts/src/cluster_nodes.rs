@@ -6,18 +6,13 @@ use crate::{
     cluster::Cluster,
     host::Host,
     isolation::Isolation,
+    layout::Layout,
     overlay::Overlay,
-    packages::{Repository, VERSIONS},
+    packages::{Mirror, Repository, VERSIONS},
 };
 
 /// Directory of the host where the stand-ins look for scripts of a test.
 pub const POINTS: &str = "var/lib/stub";
-const KUBELET_CONFIG: &str = "\
-apiVersion: kubelet.config.k8s.io/v1beta1
-kind: KubeletConfiguration
-clusterDNS: [10.96.0.10]
-failCgroupV1: false
-";
 
 /// The programs that a test installs on its hosts.
 #[derive(Clone, Copy, Debug)]
@@ -41,14 +36,20 @@ impl Programs<'_> {
     }
 }
 
+/// What the hosts of a test share.
+#[derive(Debug)]
+pub struct Prepared {
+    /// The directories of their root, the uppermost first.
+    pub layers: Vec<std::path::PathBuf>,
+    /// The server of their packages.
+    pub mirror: Mirror,
+}
+
 /// Builds the repository, and the layers of hosts with all packages of the first version installed.
-pub async fn prepare(
-    isolation: &Isolation,
-    programs: Programs<'_>,
-) -> anyhow::Result<Vec<std::path::PathBuf>> {
+pub async fn prepare(isolation: &Isolation, programs: Programs<'_>) -> anyhow::Result<Prepared> {
     let mut repository = Repository::new(&isolation.directory)?;
     repository.add_stubs(programs.stub.as_ref()).await?;
-    repository.serve().await?;
+    let mirror = repository.serve().await?;
     let overlay = Overlay::begin(isolation).await?;
     let debs = overlay.root().join("debs");
     std::fs::create_dir_all(&debs)?;
@@ -73,44 +74,37 @@ pub async fn prepare(
     overlay.script("usr/bin/etcdctl", &std::fs::read(repository.directory().join("etcdctl"))?)?;
     let unit = include_str!("../../../deploy/agent/refit-agent.service");
     overlay.agent(programs.agent.as_ref(), unit).await?;
-    overlay.finish().await
+    Ok(Prepared { layers: overlay.finish().await?, mirror })
 }
 
 /// Makes a host a node of the cluster, as kubeadm of the first version leaves it. The host must not
 /// be running.
-pub fn join(host: &Host, cluster: &Cluster, control_plane: bool) -> anyhow::Result<()> {
+pub fn join(
+    host: &Host,
+    cluster: &Cluster,
+    control_plane: bool,
+    layout: &Layout,
+) -> anyhow::Result<()> {
     let files = cluster.node_files(&host.name)?;
-    host.write("etc/kubernetes/pki/ca.crt", &files.ca)?;
+    let ca = format!("{}/ca.crt", layout.certificates);
+    host.write(ca.trim_start_matches('/'), &files.ca)?;
     host.write("etc/kubernetes/kubelet.conf", &files.kubelet_conf)?;
     host.write("var/lib/kubelet/pki/kubelet-client-current.pem", &files.credentials)?;
-    host.write("var/lib/kubelet/config.yaml", KUBELET_CONFIG)?;
+    let config = format!(
+        "apiVersion: kubelet.config.k8s.io/v1beta1\nauthentication:\n  x509:\n    clientCAFile: {ca}\n\
+         clusterDNS: [10.96.0.10]\nfailCgroupV1: false\nkind: KubeletConfiguration\n"
+    );
+    host.write("var/lib/kubelet/config.yaml", &config)?;
     host.write("var/lib/kubelet/kubeadm-flags.env", "KUBELET_KUBEADM_ARGS=\"\"\n")?;
+    if layout.own_repository {
+        host.write("etc/apt/sources.list.d/kubernetes.list", &Mirror::source(&host.name))?;
+    }
     std::fs::create_dir_all(host.root().join("etc/kubernetes/manifests"))?;
     if control_plane {
         host.write("etc/kubernetes/admin.conf", &files.admin_conf)?;
-        host.write("var/lib/etcd/member/snap/db", &"etcd ".repeat(200_000))?;
-        let (version, _) = VERSIONS[0];
-        write_manifests(host, &format!("v{version}"))?;
-        manifest(host, "etcd", "3.6.5-0")?;
+        layout.write(host)?;
     }
     Ok(())
-}
-
-/// The static pods of a control plane that have the version of Kubernetes.
-pub const COMPONENTS: [&str; 3] = ["kube-apiserver", "kube-controller-manager", "kube-scheduler"];
-
-/// Writes the manifests of a control plane of this version, such as `v1.35.0`; they are synced.
-pub fn write_manifests(host: &Host, version: &str) -> anyhow::Result<()> {
-    COMPONENTS.into_iter().try_for_each(|name| manifest(host, name, version))
-}
-
-fn manifest(host: &Host, name: &str, version: &str) -> anyhow::Result<()> {
-    let text = format!(
-        "apiVersion: v1\nkind: Pod\nmetadata:\n  name: {name}\n  namespace: kube-system\nspec:\n  \
-         containers:\n  - command:\n    - {name}\n    image: registry.k8s.io/{name}:{version}\n    \
-         name: {name}\n"
-    );
-    host.write(&format!("etc/kubernetes/manifests/{name}.yaml"), &text)
 }
 
 /// Writes a shell script for a point of a stand-in, such as `kubeadm.start`; it runs once.

@@ -44,12 +44,65 @@ impl FileSystem {
 /// A mounted disk with a file system, and the host's root made of it and of the layers below.
 #[derive(Debug)]
 pub struct Disk {
-    image: PathBuf,
-    mounted: PathBuf,
+    own: Volume,
     root: PathBuf,
     layers: Vec<PathBuf>,
+    /// Further disks, mounted below the root.
+    others: Vec<Volume>,
     /// Process that keeps the mount namespace alive.
     holder: Child,
+}
+
+/// A file with a file system, and where it is mounted.
+#[derive(Clone, Debug)]
+struct Volume {
+    image: PathBuf,
+    mounted: PathBuf,
+}
+
+impl Volume {
+    /// Creates an empty file system of this many MiB.
+    async fn create(
+        image: PathBuf,
+        mounted: PathBuf,
+        file_system: FileSystem,
+        mebibytes: u64,
+    ) -> anyhow::Result<Self> {
+        fs::File::create(&image)?.set_len(mebibytes << 20)?;
+        let file = image.display().to_string();
+        let (program, options) = file_system.create();
+        run(program, options.split(' ').chain([file.as_str()])).await?;
+        Ok(Self { image, mounted })
+    }
+
+    /// The copy of the file.
+    fn saved(&self) -> PathBuf {
+        self.image.with_extension("saved")
+    }
+
+    /// Reports whether this loop device is backed by the file.
+    fn backs(&self, device: &str) -> io::Result<bool> {
+        let file = Path::new("/sys/block").join(device).join("loop/backing_file");
+        match fs::read_to_string(file) {
+            Ok(path) => Ok(Path::new(path.trim_end()) == self.image),
+            // A device without a file, or one that no longer exists.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Returns the name of the loop device, such as `loop3`, from the mounts of a namespace.
+    fn device(&self, mounts: &str) -> anyhow::Result<String> {
+        let mounted = self.mounted.display().to_string();
+        let line = mounts.lines().find(|line| line.split(' ').nth(1) == Some(&mounted));
+        let line = line.with_context(|| format!("{mounted} is not mounted"))?;
+        let device = line.split(' ').next().unwrap_or_default();
+        let device = device.trim_start_matches("/dev/").to_owned();
+        if !self.backs(&device)? {
+            bail!("{device} is not backed by {}", self.image.display());
+        }
+        Ok(device)
+    }
 }
 
 impl Disk {
@@ -67,17 +120,14 @@ impl Disk {
             fs::create_dir_all(path)
                 .with_context(|| format!("failed to create {}", path.display()))?;
         }
-        fs::File::create(&image)?.set_len(mebibytes << 20)?;
-        let file = image.display().to_string();
-        let (program, options) = file_system.create();
-        run(program, options.split(' ').chain([file.as_str()])).await?;
+        let own = Volume::create(image, mounted, file_system, mebibytes).await?;
         let holder = Command::new("unshare")
             .args(["--mount", "--propagation", "private", "--", "sleep", "infinity"])
             .stdin(Stdio::null())
             .kill_on_drop(true)
             .spawn()
             .context("failed to run unshare")?;
-        let disk = Self { image, mounted, root, layers: layers.to_vec(), holder };
+        let disk = Self { own, root, layers: layers.to_vec(), others: Vec::new(), holder };
         let name = format!("/proc/{}/comm", disk.holder()?);
         eventually("the mount namespace exists", Duration::from_secs(LET_GO_SECONDS), async || {
             let now = fs::read_to_string(&name).unwrap_or_default();
@@ -96,7 +146,7 @@ impl Disk {
     /// Creates a directory on the disk itself, next to the root, and returns its path in that
     /// namespace.
     pub fn create_directory(&self, name: &str) -> anyhow::Result<PathBuf> {
-        let directory = self.mounted.join(name);
+        let directory = self.own.mounted.join(name);
         let path = self.outside_path(&directory);
         fs::create_dir_all(&path)
             .with_context(|| format!("failed to create {}", path.display()))?;
@@ -125,25 +175,58 @@ impl Disk {
         run("nsenter", enter.into_iter().chain(command.iter().copied())).await
     }
 
+    /// Moves a directory of the root to a disk of its own with this many MiB.
+    pub async fn separate(&mut self, directory: &str, mebibytes: u64) -> anyhow::Result<()> {
+        let name = directory.replace('/', "-");
+        let image = self.own.image.with_file_name(format!("disk-{name}.img"));
+        let volume =
+            Volume::create(image, self.root.join(directory), FileSystem::Ext4, mebibytes).await?;
+        let [image, from] = [&volume.image, &volume.mounted].map(|path| path.display().to_string());
+        let new = self.own.image.with_file_name(name).display().to_string();
+        self.inside(&["mkdir", &new]).await?;
+        self.inside(&["mount", "-o", "loop", &image, &new]).await?;
+        self.inside(&["cp", "--archive", &format!("{from}/."), &new]).await?;
+        self.inside(&["mount", "--move", &new, &from]).await?;
+        self.others.push(volume);
+        Ok(())
+    }
+
     async fn attach(&self) -> anyhow::Result<()> {
         let shown = |path: &Path| path.display().to_string();
-        let (image, mounted, root) = (shown(&self.image), shown(&self.mounted), shown(&self.root));
-        self.inside(&["mount", "-o", "loop", &image, &mounted]).await?;
+        let (mounted, root) = (shown(&self.own.mounted), shown(&self.root));
+        self.mount(&self.own).await?;
         let (upper, work) = (format!("{mounted}/upper"), format!("{mounted}/work"));
         self.inside(&["mkdir", "-p", &upper, &work]).await?;
         let lower: Vec<String> = self.layers.iter().map(|path| shown(path)).collect();
         let options = format!("lowerdir={},upperdir={upper},workdir={work}", lower.join(":"));
         let mount = ["mount", "-t", "overlay", "overlay", "-o", &options, &root];
-        self.inside(&mount).await.map(drop)
+        self.inside(&mount).await?;
+        for volume in &self.others {
+            self.mount(volume).await?;
+        }
+        Ok(())
+    }
+
+    async fn mount(&self, volume: &Volume) -> anyhow::Result<()> {
+        let [image, mounted] =
+            [&volume.image, &volume.mounted].map(|path| path.display().to_string());
+        self.inside(&["mount", "-o", "loop", &image, &mounted]).await.map(drop)
+    }
+
+    fn volumes(&self) -> impl Iterator<Item = &Volume> {
+        self.others.iter().chain([&self.own])
     }
 
     /// Releases the disk. No process may use it any more.
     pub async fn end(mut self) -> anyhow::Result<()> {
         self.detach().await?;
         self.holder.kill().await?;
-        for path in [&self.image, &self.saved()].into_iter().filter(|path| path.exists()) {
-            fs::remove_file(path)
-                .with_context(|| format!("failed to remove {}", path.display()))?;
+        for volume in self.volumes() {
+            let files = [volume.image.clone(), volume.saved()];
+            for path in files.iter().filter(|path| path.exists()) {
+                fs::remove_file(path)
+                    .with_context(|| format!("failed to remove {}", path.display()))?;
+            }
         }
         Ok(())
     }
@@ -151,9 +234,11 @@ impl Disk {
     /// Simulates a power cut: data that was not synced is lost. No process may use the disk any
     /// more.
     pub async fn cut(&self) -> anyhow::Result<()> {
-        let disk = self.mounted.display().to_string();
-        // The file system shuts down without further writes; the next mount replays its journal.
-        self.inside(&["xfs_io", "-x", "-c", "shutdown", &disk]).await?;
+        for volume in self.volumes() {
+            let mounted = volume.mounted.display().to_string();
+            // The file system shuts down without further writes; the next mount replays its journal.
+            self.inside(&["xfs_io", "-x", "-c", "shutdown", &mounted]).await?;
+        }
         self.detach().await?;
         self.attach().await
     }
@@ -161,30 +246,35 @@ impl Disk {
     /// Keeps a copy of the disk for [`Self::restore`]. No process may use the disk.
     pub async fn save(&self) -> anyhow::Result<()> {
         self.detach().await?;
-        copy(&self.image, &self.saved()).await?;
+        for volume in self.volumes() {
+            copy(&volume.image, &volume.saved()).await?;
+        }
         self.attach().await
     }
 
     /// Gives the disk the content that it had when it was saved. No process may use the disk.
     pub async fn restore(&self) -> anyhow::Result<()> {
         // An earlier call may have failed midway.
-        if self.device().is_some() {
+        if self.own.device(&self.mounts()?).is_ok() {
             self.detach().await?;
         }
-        copy(&self.saved(), &self.image).await?;
+        for volume in self.volumes() {
+            copy(&volume.saved(), &volume.image).await?;
+        }
         self.attach().await
     }
 
-    fn saved(&self) -> PathBuf {
-        self.image.with_extension("saved")
+    /// The mounts of the namespace.
+    fn mounts(&self) -> anyhow::Result<String> {
+        Ok(fs::read_to_string(format!("/proc/{}/mounts", self.holder()?))?)
     }
 
     async fn detach(&self) -> anyhow::Result<()> {
-        let device = self.device().context("the disk is not mounted")?;
-        if !self.backs(&device)? {
-            bail!("{device} is not backed by {}", self.image.display());
-        }
-        for path in [&self.root, &self.mounted] {
+        let mounts = self.mounts()?;
+        let devices = self.volumes().map(|volume| Ok((volume, volume.device(&mounts)?)));
+        let devices: Vec<(&Volume, String)> = devices.collect::<anyhow::Result<_>>()?;
+        let others = self.others.iter().map(|volume| &volume.mounted);
+        for path in others.chain([&self.root, &self.own.mounted]) {
             let path = path.display().to_string();
             eventually("the disk is unmounted", Duration::from_secs(LET_GO_SECONDS), async || {
                 let outcome = self.inside(&["umount", &path]).await;
@@ -192,37 +282,23 @@ impl Disk {
             })
             .await?;
         }
-        // The file system holds the device, and the device holds the file. The device name alone
-        // proves nothing: once the device is free, another host's disk may use it.
-        eventually(
-            "the file system releases its device",
-            Duration::from_secs(LET_GO_SECONDS),
-            async || match self.backs(&device) {
-                Ok(false) => Ok(()),
-                Ok(true) => Err(format!("{device} is still backed by {}", self.image.display())),
-                Err(error) => Err(error.to_string()),
-            },
-        )
-        .await
-    }
-
-    /// Reports whether this loop device is backed by this disk's file.
-    fn backs(&self, device: &str) -> io::Result<bool> {
-        let file = Path::new("/sys/block").join(device).join("loop/backing_file");
-        match fs::read_to_string(file) {
-            Ok(path) => Ok(Path::new(path.trim_end()) == self.image),
-            // A device without a file, or one that no longer exists.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
-            Err(error) => Err(error),
+        for (volume, device) in devices {
+            // The file system holds the device, and the device holds the file. The device name alone
+            // proves nothing: once the device is free, another host's disk may use it.
+            eventually(
+                "the file system releases its device",
+                Duration::from_secs(LET_GO_SECONDS),
+                async || match volume.backs(&device) {
+                    Ok(false) => Ok(()),
+                    Ok(true) => {
+                        Err(format!("{device} is still backed by {}", volume.image.display()))
+                    }
+                    Err(error) => Err(error.to_string()),
+                },
+            )
+            .await?;
         }
-    }
-
-    /// Returns the name of the loop device, such as `loop3`.
-    fn device(&self) -> Option<String> {
-        let mounts = fs::read_to_string(format!("/proc/{}/mounts", self.holder.id()?)).ok()?;
-        let mounted = self.mounted.to_str()?;
-        let line = mounts.lines().find(|line| line.split(' ').nth(1) == Some(mounted))?;
-        Some(line.split(' ').next()?.trim_start_matches("/dev/").to_owned())
+        Ok(())
     }
 }
 

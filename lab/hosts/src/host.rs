@@ -104,6 +104,12 @@ impl Host {
         self
     }
 
+    /// Puts `/var` on a disk of its own with this many MiB.
+    pub async fn with_separate_var(mut self, mebibytes: u64) -> anyhow::Result<Self> {
+        self.disk.separate("var", mebibytes).await?;
+        Ok(self)
+    }
+
     /// Returns the host's root directory, whether the host is running or not.
     pub fn root(&self) -> PathBuf {
         self.disk.path()

@@ -10,6 +10,7 @@
 //! | [`disk`] | a disk for each host, so that a power cut can be simulated |
 //! | [`host`] | one host: boot, reboot, power cut, and commands in it |
 //! | [`packages`] | the tests' own packages and the repository that serves them |
+//! | [`layout`] | where kubeadm has set up a host |
 //! | [`management`] | a management cluster: its API, Cluster API's side and Refit's controller |
 //! | [`only_machine`] | the only machine of a control plane, and what existed next to it |
 //! | [`cluster`] | the management cluster, and the API of a workload cluster of stand-ins |
@@ -36,6 +37,7 @@ pub mod host;
 pub mod isolation;
 pub mod kubernetes;
 pub mod kubernetes_build;
+pub mod layout;
 pub mod management;
 pub mod net;
 pub mod only_machine;

@@ -9,10 +9,7 @@ use std::{
 
 use anyhow::Context as _;
 
-use crate::{isolation::Isolation, net, run};
-
-/// Port of the repository.
-pub const REPOSITORY_PORT: u16 = 8080;
+use crate::{isolation::Isolation, packages::Mirror, run};
 
 /// Units that the hosts do not start: each boot takes some tenths of a second less.
 const MASKED: [&str; 11] = [
@@ -75,9 +72,8 @@ impl Overlay {
         for entry in fs::read_dir(apt.join("sources.list.d")).into_iter().flatten() {
             fs::remove_file(entry?.path())?;
         }
-        let line = format!("deb [trusted=yes] http://{}:{REPOSITORY_PORT}/ ./\n", net::SWITCH);
         fs::create_dir_all(apt.join("sources.list.d"))?;
-        fs::write(apt.join("sources.list.d/kubernetes.list"), line)?;
+        fs::write(apt.join("sources.list.d/kubernetes.list"), Mirror::source("all"))?;
         Ok(())
     }
 

@@ -1,13 +1,14 @@
 //! The tests' own packages and the repository that serves them.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     convert::Infallible,
     fmt::Write as _,
     fs,
     future::{Ready, ready},
     os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
+    sync::{Arc, Mutex, PoisonError},
     task::{Context, Poll},
 };
 
@@ -19,16 +20,22 @@ use hyper::body::Incoming;
 use refit_runtime::{net::Listener, serve::serve};
 use sha2::{Digest as _, Sha256};
 
-use crate::{net, overlay::REPOSITORY_PORT, run};
+use crate::{net, run};
 
 /// The Kubernetes versions in the repository, each with its container runtime.
 pub const VERSIONS: [(&str, &str); 3] =
     [("1.34.2", "1.7.24"), ("1.35.0", "2.1.4"), ("1.35.1", "2.1.5")];
 
+/// Builds of a vendor in the repository, without a container runtime of their own.
+pub const BUILDS: [&str; 2] = ["1.34.2+vmware.1", "1.35.0+vmware.1"];
+/// Port of the repository.
+const PORT: u16 = 8080;
+
 const KUBELET_UNIT: &str = "\
 [Unit]
 Description=kubelet: The Kubernetes Node Agent
 After=network.target
+StartLimitIntervalSec=0
 
 [Service]
 ExecStart=/usr/bin/kubelet --config=/var/lib/kubelet/config.yaml --kubeconfig=/etc/kubernetes/kubelet.conf
@@ -43,6 +50,7 @@ const CONTAINERD_UNIT: &str = "\
 Description=containerd container runtime
 
 [Service]
+Type=notify
 ExecStart=/usr/bin/containerd
 Restart=always
 KillMode=process
@@ -90,21 +98,18 @@ impl Repository {
         let program = fs::read(&stripped)?;
         // It has Debian's name; hosts get it without a package.
         fs::write(self.directory.join("etcdctl"), named(&program, "etcdctl", "3.6.5"))?;
-        for (kubernetes, runtime) in VERSIONS {
-            let stub_named = |name: &str, version: &str| named(&program, name, version);
+        for version in VERSIONS.map(|(version, _)| version).into_iter().chain(BUILDS) {
             for name in ["kubeadm", "kubectl", "kubelet"] {
-                let version = format!("{kubernetes}-1.1");
-                let files =
-                    BTreeMap::from([(format!("usr/bin/{name}"), stub_named(name, kubernetes))]);
-                self.add(name, &version, files, (name == "kubelet").then_some(KUBELET_UNIT))
-                    .await?;
+                let stub = named(&program, name, version);
+                let files = BTreeMap::from([(format!("usr/bin/{name}"), stub)]);
+                let unit = (name == "kubelet").then_some(KUBELET_UNIT);
+                self.add(name, &format!("{version}-1.1"), files, unit).await?;
             }
-            let files = BTreeMap::from([(
-                "usr/bin/containerd".to_owned(),
-                stub_named("containerd", runtime),
-            )]);
-            let version = format!("{runtime}-1");
-            self.add("containerd", &version, files, Some(CONTAINERD_UNIT)).await?;
+        }
+        for (_, version) in VERSIONS {
+            let stub = named(&program, "containerd", version);
+            let files = BTreeMap::from([("usr/bin/containerd".to_owned(), stub)]);
+            self.add("containerd", &format!("{version}-1"), files, Some(CONTAINERD_UNIT)).await?;
         }
         Ok(())
     }
@@ -157,7 +162,7 @@ impl Repository {
     }
 
     /// Serves the repository on the bridge until the runtime ends.
-    pub async fn serve(&self) -> anyhow::Result<()> {
+    pub async fn serve(&self) -> anyhow::Result<Mirror> {
         let packages = self.stanzas.join("\n");
         let release = format!(
             "Suite: test\nCodename: test\nArchitectures: amd64\nSHA256:\n {} {} Packages\n",
@@ -166,11 +171,39 @@ impl Repository {
         );
         fs::write(self.directory.join("Packages"), packages)?;
         fs::write(self.directory.join("Release"), release)?;
-        let address = format!("{}:{REPOSITORY_PORT}", net::SWITCH).parse()?;
+        let address = format!("{}:{PORT}", net::SWITCH).parse()?;
         let listener = Listener::tcp(address).await?;
-        let files = Files(self.directory.clone());
+        let mirror = Mirror::default();
+        let files = Files { directory: self.directory.clone(), mirror: mirror.clone() };
         tokio::spawn(serve(listener, None, files, std::future::pending()));
-        Ok(())
+        Ok(mirror)
+    }
+}
+
+/// The server of a repository. It has all packages at several addresses, of which each can be switched off.
+#[derive(Clone, Debug, Default)]
+pub struct Mirror {
+    off: Arc<Mutex<BTreeSet<String>>>,
+}
+
+impl Mirror {
+    /// The URL of the repository at the address of this name, which is one word.
+    pub fn url(name: &str) -> String {
+        format!("http://{}:{PORT}/{name}/", net::SWITCH)
+    }
+
+    /// The line of apt's sources for this address.
+    pub fn source(name: &str) -> String {
+        format!("deb [trusted=yes] {} ./\n", Self::url(name))
+    }
+
+    /// Answers all further requests at an address with 503.
+    pub fn switch_off(&self, name: &str) {
+        self.off.lock().unwrap_or_else(PoisonError::into_inner).insert(name.to_owned());
+    }
+
+    fn is_off(&self, name: &str) -> bool {
+        self.off.lock().unwrap_or_else(PoisonError::into_inner).contains(name)
     }
 }
 
@@ -190,7 +223,10 @@ pub fn sha256(bytes: &[u8]) -> String {
 
 /// Serves the files of a directory.
 #[derive(Clone)]
-struct Files(PathBuf);
+struct Files {
+    directory: PathBuf,
+    mirror: Mirror,
+}
 
 impl tower::Service<Request<Incoming>> for Files {
     type Response = Response<Full<Bytes>>;
@@ -203,9 +239,12 @@ impl tower::Service<Request<Incoming>> for Files {
 
     fn call(&mut self, request: Request<Incoming>) -> Self::Future {
         let path = request.uri().path();
-        let name = path.rsplit('/').next().unwrap_or_default().replace("%2b", "+");
+        let mut parts = path.trim_start_matches('/').split('/');
+        let is_off = parts.next().is_some_and(|address| self.mirror.is_off(address));
+        let name = parts.next_back().unwrap_or_default().replace("%2b", "+");
         let mut answer = Response::new(Full::default());
-        match fs::read(self.0.join(name)) {
+        match fs::read(self.directory.join(name)) {
+            _ if is_off => *answer.status_mut() = StatusCode::SERVICE_UNAVAILABLE,
             Ok(bytes) => *answer.body_mut() = Full::new(bytes.into()),
             Err(_) => *answer.status_mut() = StatusCode::NOT_FOUND,
         }

@@ -8,8 +8,8 @@ use refit_core::node::{HostWork, Reboot};
 use refit_kinds::{
     keys,
     refit::{
-        Gate, HostFacts, HostPlan, HostPlanStatus, PlanSettings, PlanState, PlannedStep, Role,
-        StepType,
+        Gate, HostFacts, HostPlan, HostPlanStatus, HostStep, HostStepStatus, PlanSettings,
+        PlanState, PlannedStep, Role, StepType,
     },
 };
 use serde_json::{Value, json};
@@ -100,10 +100,32 @@ pub async fn order_part_with(
 ) -> anyhow::Result<()> {
     let (mut steps, point_of_no_return) = order.steps_with(settings);
     steps.retain(|step| step.step_type().is_some_and(|type_| types.contains(&type_)));
+    send_plan(cluster, host, order.id, order.gate, point_of_no_return, &steps).await
+}
+
+/// Creates a plan with this step alone, with the gate open. It has one attempt.
+pub async fn order_step(
+    cluster: &Cluster,
+    host: &Host,
+    id: &str,
+    step: HostStep,
+) -> anyhow::Result<()> {
+    let step = PlannedStep { max_attempts: Some(1), ..PlannedStep::new(step) };
+    send_plan(cluster, host, id, Gate::Disrupt, "", &[step]).await
+}
+
+async fn send_plan(
+    cluster: &Cluster,
+    host: &Host,
+    id: &str,
+    gate: Gate,
+    point_of_no_return: &str,
+    steps: &[PlannedStep],
+) -> anyhow::Result<()> {
     let body = json!({"spec": {
-        "nodeUpdate": order.id,
-        "planId": order.id,
-        "gate": order.gate,
+        "nodeUpdate": id,
+        "planId": id,
+        "gate": gate,
         "abort": false,
         "pointOfNoReturn": point_of_no_return,
         "steps": steps,
@@ -148,6 +170,12 @@ pub async fn ended(
     };
     eventually(&format!("plan {id} of {} has ended", host.name), Duration::from_secs(seconds), ask)
         .await
+}
+
+/// Returns the report on a step of this type.
+pub fn step(status: &HostPlanStatus, type_: StepType) -> anyhow::Result<&HostStepStatus> {
+    let found = status.steps.iter().find(|step| step.id == type_.id());
+    found.with_context(|| format!("there is no report on {}: {status:?}", type_.id()))
 }
 
 /// Whether the agent's journal records the end of a plan.

@@ -10,6 +10,7 @@ use lab_hosts::{
     eventually,
     host::{Host, with_reports},
     isolation::{self, Isolation, runtime},
+    layout::Layout,
     overlay::Overlay,
     plans, print_line,
 };
@@ -41,7 +42,7 @@ fn oldest(isolation: &Isolation) -> anyhow::Result<()> {
         let cluster = Cluster::start(1).await?;
         let name = cluster.workers.first().context("the cluster has a worker")?;
         let host = Host::new(isolation, 1, name, &layers).await?;
-        join(&host, &cluster, false)?;
+        join(&host, &cluster, false, &Layout::default())?;
         host.boot().await?;
         let hosts = [host];
         with_reports(reports(&cluster, &hosts[0]).await, &hosts).await

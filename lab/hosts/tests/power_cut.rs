@@ -38,10 +38,9 @@ fn main() -> ExitCode {
 /// As many cuts as the environment wants, divided among the control planes.
 fn cuts_alone(isolation: &Isolation) -> anyhow::Result<()> {
     runtime()?.block_on(async {
-        let layers = common::layers(isolation).await?;
+        let prepared = common::prepared(isolation).await?;
         let cluster = Cluster::start(0).await?;
-        let names = cluster.names();
-        let hosts = common::hosts(isolation, &cluster, &layers, &names).await?;
+        let hosts = common::hosts(isolation, &cluster, &prepared, &[]).await?;
         let (cluster, total) = (&cluster, counted::number().unwrap_or_default());
         let cuts = hosts.iter().enumerate().map(|(at, host)| {
             let number = counted::share(total, hosts.len(), at);
@@ -56,10 +55,9 @@ fn cuts_alone(isolation: &Isolation) -> anyhow::Result<()> {
 /// others.
 fn everything(isolation: &Isolation) -> anyhow::Result<()> {
     runtime()?.block_on(async {
-        let layers = common::layers(isolation).await?;
+        let prepared = common::prepared(isolation).await?;
         let cluster = Cluster::start(2).await?;
-        let names = cluster.names();
-        let hosts = common::hosts(isolation, &cluster, &layers, &names).await?;
+        let hosts = common::hosts(isolation, &cluster, &prepared, &[]).await?;
         let [boundaries, within, torn, reboots, undone] = hosts.as_slice() else {
             anyhow::bail!("there are five hosts");
         };

@@ -1,34 +1,39 @@
-//! Shared by both tests: programs, hosts as nodes, and the final checks.
-
-use std::path::PathBuf;
+//! Shared by tests of hosts with stand-ins: programs, hosts as nodes, and the final checks.
 
 use anyhow::ensure;
 use lab_hosts::{
     cluster::Cluster,
-    cluster_nodes::{self, Programs},
+    cluster_nodes::{self, Prepared, Programs},
     host::Host,
     isolation::Isolation,
+    layout::{COMPONENTS, Layout},
 };
 
 /// The layers of hosts, with the stand-ins and the agent that was built next to this test.
-pub(crate) async fn layers(isolation: &Isolation) -> anyhow::Result<Vec<PathBuf>> {
+pub(crate) async fn prepared(isolation: &Isolation) -> anyhow::Result<Prepared> {
     let test = std::env::current_exe()?;
     let agent = Programs::agent_next_to(&test)?;
     let programs = Programs { stub: env!("CARGO_BIN_EXE_lab-hosts-stub"), agent: &agent };
     cluster_nodes::prepare(isolation, programs).await
 }
 
-/// Makes these hosts nodes of the cluster, numbered from 1, and boots them all at once.
+/// Makes a host of each node of the cluster and boots them all at once. A host without a layout has that of
+/// kubeadm.
 pub(crate) async fn hosts(
     isolation: &Isolation,
     cluster: &Cluster,
-    layers: &[PathBuf],
-    names: &[String],
+    prepared: &Prepared,
+    layouts: &[Layout],
 ) -> anyhow::Result<Vec<Host>> {
     let mut hosts = Vec::new();
-    for (number, name) in (1..).zip(names) {
-        let host = Host::new(isolation, number, name, layers).await?;
-        cluster_nodes::join(&host, cluster, cluster.control_planes.contains(name))?;
+    for (at, name) in cluster.names().into_iter().enumerate() {
+        let layout = layouts.get(at).copied().unwrap_or_default();
+        let number = u8::try_from(at + 1)?;
+        let mut host = Host::new(isolation, number, &name, &prepared.layers).await?;
+        if let Some(mebibytes) = layout.separate_var {
+            host = host.with_separate_var(mebibytes).await?;
+        }
+        cluster_nodes::join(&host, cluster, cluster.control_planes.contains(&name), &layout)?;
         host.start().await?;
         hosts.push(host);
     }
@@ -58,9 +63,10 @@ pub(crate) async fn is_at(host: &Host, version: &str, control_plane: bool) -> an
     let running = host.exec([&program, "--version"]).await?;
     ensure!(running.trim() == format!("Kubernetes {version}"), "{}: {running} runs", host.name);
     if control_plane {
-        for name in ["kube-apiserver", "kube-controller-manager", "kube-scheduler"] {
+        let tag = version.replace('+', "_");
+        for name in COMPONENTS {
             let manifest = host.read(&format!("etc/kubernetes/manifests/{name}.yaml"));
-            let image = format!("image: registry.k8s.io/{name}:{version}\n");
+            let image = format!("image: registry.k8s.io/{name}:{tag}\n");
             ensure!(
                 manifest.contains(&image),
                 "{}: {name} does not have {image}: {manifest}",

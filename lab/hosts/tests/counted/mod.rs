@@ -9,8 +9,9 @@ use anyhow::ensure;
 use fastrand::Rng;
 use lab_hosts::{
     cluster::Cluster,
-    cluster_nodes::{COMPONENTS, forget_orders, order, write_manifests},
+    cluster_nodes::{forget_orders, order},
     host::Host,
+    layout::{COMPONENTS, Layout},
     plans::{self, Order},
     print_line,
 };
@@ -90,7 +91,7 @@ async fn one(
     );
     let id = format!("cut-{cut}");
     let plan = Order { goal, ..whole(&id) };
-    write_manifests(host, before)?;
+    Layout::default().write_manifests(host, before)?;
     if unsynced {
         // Stops the agent, which is the parent of kubeadm.
         let stop = "read -r _ _ _ parent _ < /proc/$STUB_PID/stat; kill -STOP $parent\n";
