@@ -1,4 +1,4 @@
-//! Tests on real hosts: `cargo xtask hosts test [1|2|3|4|5]`.
+//! Tests on real hosts: `cargo xtask hosts test [1|2|3|4|5|6]`.
 
 use std::{
     env,
@@ -15,9 +15,11 @@ use crate::{
 };
 
 /// The test programs, by number.
-const TESTS: [&str; 5] = ["transaction", "power_cut", "kubernetes", "oldest", "layouts"];
-/// The test that needs Kubernetes programs, and the variable with their directory.
+const TESTS: [&str; 6] =
+    ["transaction", "power_cut", "kubernetes", "oldest", "layouts", "kubeadm_cuts"];
+/// The tests that need Kubernetes programs, and the variable with their directory.
 const KUBERNETES: u8 = 3;
+const KUBEADM_CUTS: u8 = 6;
 const PROGRAMS_DIRECTORY: &str = "REFIT_K8S_BIN";
 /// The test that needs the agent's package, and the variable with its path.
 const OLDEST: u8 = 4;
@@ -27,10 +29,11 @@ const PACKAGE: &str = "REFIT_AGENT_DEB";
 #[derive(clap::Args)]
 pub(crate) struct HostsTestArgs {
     /// Run only this test: 1, the whole transaction on five hosts; 2, power cuts; 3, clusters of
-    /// real Kubernetes from the programs in REFIT_K8S_BIN; 4, the agent's package on Debian 11; or
-    /// 5, hosts that differ from kubeadm's defaults
-    /// [default: all, 3 only if REFIT_K8S_BIN is set]
-    #[arg(value_parser = clap::value_parser!(u8).range(1..=5))]
+    /// real Kubernetes from the programs in REFIT_K8S_BIN; 4, the agent's package on Debian 11;
+    /// 5, hosts that differ from kubeadm's defaults; or 6, power cuts of real kubeadm from
+    /// REFIT_K8S_BIN, which take hours and can be resumed
+    /// [default: 1, 2, 4 and 5, and 3 if REFIT_K8S_BIN is set]
+    #[arg(value_parser = clap::value_parser!(u8).range(1..=6))]
     which: Option<u8>,
     /// Cut the power this many times while kubeadm replaces manifests, and run nothing else of test 2
     #[arg(long, value_name = "N", requires = "which")]
@@ -92,8 +95,8 @@ fn programs_directory() -> anyhow::Result<Option<PathBuf>> {
 /// The tests to run.
 fn numbers(which: Option<u8>, programs: bool) -> anyhow::Result<Vec<u8>> {
     match which {
-        Some(KUBERNETES) if !programs => bail!(
-            "test 3 needs {PROGRAMS_DIRECTORY}: a directory with two subdirectories named after \
+        Some(number @ (KUBERNETES | KUBEADM_CUTS)) if !programs => bail!(
+            "test {number} needs {PROGRAMS_DIRECTORY}: a directory with two subdirectories named after \
              their version, such as v1.34.10 and v1.35.8, each with kubeadm, kubelet, kubectl, \
              kube-apiserver, kube-controller-manager and kube-scheduler; \
              `{PROGRAMS_DIRECTORY}=$(cargo xtask hosts build)` builds them, once, in half an hour"
@@ -168,12 +171,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_kubernetes_test_requires_its_programs() {
+    fn tests_with_real_kubernetes_require_its_programs() {
         assert_eq!(numbers(None, false).unwrap(), [1, 2, 4, 5]);
         assert_eq!(numbers(None, true).unwrap(), [1, 2, 3, 4, 5]);
         assert_eq!(numbers(Some(2), true).unwrap(), [2]);
-        let error = numbers(Some(3), false).unwrap_err().to_string();
-        assert!(error.contains("needs REFIT_K8S_BIN"), "{error}");
+        assert_eq!(numbers(Some(6), true).unwrap(), [6], "hours: only on request");
+        for number in [3, 6] {
+            let error = numbers(Some(number), false).unwrap_err().to_string();
+            assert!(error.contains(&format!("test {number} needs REFIT_K8S_BIN")), "{error}");
+        }
     }
 
     #[test]
