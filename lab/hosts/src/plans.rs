@@ -105,7 +105,7 @@ pub async fn order_part_with(
 
 /// Creates a plan with this step alone, with the gate open. It has one attempt.
 pub async fn order_step(
-    cluster: &Cluster,
+    cluster: &impl Planned,
     host: &Host,
     id: &str,
     step: HostStep,
@@ -115,7 +115,7 @@ pub async fn order_step(
 }
 
 async fn send_plan(
-    cluster: &Cluster,
+    cluster: &impl Planned,
     host: &Host,
     id: &str,
     gate: Gate,
