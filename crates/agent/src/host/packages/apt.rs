@@ -115,6 +115,9 @@ impl<'a> Apt<'a> {
         call.arguments.extend(source.options.iter().cloned());
         call.arguments.extend(names);
         locks::run(self.site, &call).await.map_err(explain)?;
+        if order.from.path.is_empty() {
+            fetched::record(self.site, order.plan, "deb")?;
+        }
         Ok(())
     }
 
@@ -135,9 +138,11 @@ impl<'a> Apt<'a> {
 
     async fn install_missing(&self, order: &Order<'_>, wants: &[Want]) -> Result<(), WorkError> {
         let wanted: Vec<&str> = wants.iter().map(|want| want.name.as_str()).collect();
-        if order.from.path.is_empty()
-            && let Some((source, names)) = self.find_fetched(order.plan, wants).await
-        {
+        if !order.from.path.is_empty() {
+            return self.install_from_host(order, wants, &wanted).await;
+        }
+        let lost = fetched::discard_damaged(self.site, order.plan)?;
+        if let Some((source, names)) = self.find_fetched(order.plan, wants).await {
             self.lift_holds(&wanted).await?;
             match self.install_from(&source, names).await {
                 Err(error) if unsolvable(&error).is_some() => {
@@ -147,6 +152,16 @@ impl<'a> Apt<'a> {
                 other => return other.map_err(explain),
             }
         }
+        let installed = self.install_from_host(order, wants, &wanted).await;
+        installed.map_err(|error| lost.explain(error))
+    }
+
+    async fn install_from_host(
+        &self,
+        order: &Order<'_>,
+        wants: &[Want],
+        wanted: &[&str],
+    ) -> Result<(), WorkError> {
         let source = apt_sources::prepare(self, order).await?;
         let names = match self.resolve(wants, &source.options).await {
             Ok(names) => names,
@@ -159,7 +174,7 @@ impl<'a> Apt<'a> {
                 other => other?,
             },
         };
-        self.lift_holds(&wanted).await?;
+        self.lift_holds(wanted).await?;
         match self.install_from(&source, names).await {
             Err(error) if error.output_tail().contains(GONE) => {
                 // The mirror has changed since the lists were fetched: the retry uses new lists.

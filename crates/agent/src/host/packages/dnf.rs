@@ -119,7 +119,8 @@ impl<'a> Dnf<'a> {
         }
         let directory = fetched::prepare(self.site, order.plan)?;
         let work = Work::Fetch(&directory);
-        self.unlocked(order, &wants, Source::Host, Change::Fetch(work)).await
+        self.unlocked(order, &wants, Source::Host, Change::Fetch(work)).await?;
+        fetched::record(self.site, order.plan, "rpm")
     }
 
     /// Installs the missing packages of an order, and locks the packages of Kubernetes.
@@ -135,9 +136,11 @@ impl<'a> Dnf<'a> {
             let source = Source::Directory(&offline);
             return self.unlocked(order, &wants, source, Change::Install).await;
         }
+        let lost = fetched::discard_damaged(self.site, order.plan)?;
         let fetched = self.fetched(order.plan, &wants).await;
         let source = fetched.as_deref().map_or(Source::Host, Source::Fetched);
-        self.unlocked(order, &wants, source, Change::Install).await
+        let installed = self.unlocked(order, &wants, source, Change::Install).await;
+        installed.map_err(|error| lost.explain(error))
     }
 
     /// Changes packages while their version locks are lifted. Afterwards, even after a failure, the
