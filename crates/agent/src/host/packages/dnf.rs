@@ -343,6 +343,19 @@ impl<'a> Dnf<'a> {
         }
     }
 
+    /// Whether a program in a fetched package may run before the installation: the signature of the package is valid, or the
+    /// repositories of the host require none.
+    pub(crate) async fn may_run(&self, package: &Path) -> Result<bool, WorkError> {
+        let sections = dnf_sources::sections(self.site);
+        if self.verifies_when_fetching() || !sections.iter().any(Section::checks_signatures) {
+            return Ok(true);
+        }
+        let package = package.display().to_string();
+        let checked = self.site.ask(Program::Rpm, ["--checksig", &package]).await?;
+        // Without a signature, rpm prints only `digests OK`.
+        Ok(checked.contains("signatures OK"))
+    }
+
     fn fetch_options(&self, work: Work<'_>) -> Vec<String> {
         let only = "--downloadonly".to_owned();
         // Without keepcache, dnf notes what it fetched and deletes it after the next transaction.
