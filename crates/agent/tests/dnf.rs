@@ -11,12 +11,14 @@ use std::{
     process::Command,
 };
 
-use refit_agent::host::{Order, Packages, Program, Site, Tool, Want, WorkError, bundle};
+use refit_agent::host::{
+    JobFile, NoSecrets, Order, Packages, Program, Site, Tool, Want, WorkError, bundle, carry_out,
+};
 use refit_bundle::{
     build::{self, PackageSpec, SecretKey, Spec},
     manifest::{Architecture, OsFamily},
 };
-use refit_kinds::refit::{BundleRef, FailureKind, PackageArgs, PackageDriver};
+use refit_kinds::refit::{BundleRef, FailureKind, HostStep, PackageArgs, PackageDriver};
 use refit_kinds::version::KubernetesVersion;
 use rpm::{BuildConfig, CompressionWithLevel, Dependency, FileOptions, PackageBuilder};
 
@@ -346,4 +348,30 @@ async fn dnf_does_not_upgrade_to_the_next_minor_before_the_installation() {
     world.dnf().restore("p", &at("1.34.2-1.1")).await.unwrap();
     assert_eq!(world.versions().await, at("1.34.2-1.1"));
     assert_eq!(fs::read_to_string(&file).unwrap(), before);
+}
+
+#[tokio::test]
+async fn the_kubelet_in_a_fetched_rpm_is_unpacked_before_its_installation() {
+    let Some(world) = World::at_134().await else {
+        return;
+    };
+    world.kubernetes("root/srv", "1.35.0-1.1");
+    let version = "v1.35.0".parse().unwrap();
+    let packages = PackageArgs { path: "/srv".to_owned(), ..PackageArgs::default() };
+    let stage = HostStep::Stage { version, packages, images: None, bundle: None };
+    let job = JobFile {
+        plan: "p".into(),
+        unit: "unit".to_owned(),
+        step: "stage".to_owned(),
+        command: stage.into(),
+        state: world.site.state().to_owned(),
+        kubeconfig: PathBuf::new(),
+        namespace: String::new(),
+        own: refit_agent::OwnPaths::default(),
+        proxies: BTreeMap::new(),
+    };
+    fs::create_dir_all(world.site.units()).unwrap();
+    carry_out(&world.site, &job, &NoSecrets).await.unwrap();
+    let kubelet = world.site.snapshot("p").join("fetched-kubelet");
+    assert_eq!(fs::read_to_string(kubelet).unwrap(), "1.35.0-1.1", "{}", world.log());
 }

@@ -135,6 +135,53 @@ async fn apt_uses_the_mirror_if_what_was_fetched_does_not_suffice() {
     assert_eq!(now, "kubeadm 1.35.0-1.1, kubectl 1.35.0-1.1, kubelet 1.35.0-1.1");
 }
 
+/// The fetched packages of a host whose name starts with this.
+fn fetched(site: &Site, plan: &str, name: &str) -> Vec<PathBuf> {
+    let directory = site.path("/var/cache/refit-agent").join(plan);
+    let files = fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path());
+    let is_named = |path: &PathBuf| path.file_name().unwrap().to_string_lossy().starts_with(name);
+    let files: Vec<PathBuf> = files.filter(is_named).collect();
+    assert!(!files.is_empty(), "{name} was not fetched");
+    files
+}
+
+/// Changes the last byte of a file: its header stays as it is.
+fn damage(path: &Path) {
+    let mut content = fs::read(path).unwrap();
+    *content.last_mut().unwrap() ^= 1;
+    fs::write(path, content).unwrap();
+}
+
+#[tokio::test]
+async fn apt_fetches_a_package_again_that_was_damaged_or_removed_since() {
+    let remove: fn(&Path) = |path| fs::remove_file(path).unwrap();
+    for change in [damage as fn(&Path), remove] {
+        let Some(world) = apt::World::new() else {
+            return;
+        };
+        world.repository("v1.35/deb", &NAMES.map(|name| apt::stub(name, "1.35.0-1.1")));
+        let mirror = Mirror::of(world.path(""));
+        let list = "/etc/apt/sources.list.d/kubernetes.list";
+        let line = format!("deb [trusted=yes] {}/v1.35/deb/ /\n", mirror.url);
+        fs::write(world.site.path(list), line).unwrap();
+        let from = PackageArgs::default();
+        world.apt().fetch(&apt::World::order("v1.35.0", &NAMES, &from)).await.unwrap();
+        for name in ["kubeadm", "kubelet"] {
+            fetched(&world.site, "plan", name).iter().for_each(|path| change(path));
+        }
+        world.install("v1.35.0", &["kubeadm"], &from).await.unwrap();
+        assert_eq!(world.installed().await, "kubeadm 1.35.0-1.1", "{}", world.log());
+        mirror.stop();
+        clean(&world.site, Program::AptGet, &["clean"]).await;
+        let error = world.install("v1.35.0", &["kubelet"], &from).await.unwrap_err();
+        let lost = "/var/cache/refit-agent/plan/kubelet_1.35.0-1.1_amd64.deb is ";
+        assert!(error.message.contains(lost), "{error}");
+        assert!(error.message.contains("make the source of the packages reachable"), "{error}");
+        // The other packages are as they were fetched.
+        world.install("v1.35.0", &["kubectl"], &from).await.unwrap();
+    }
+}
+
 #[tokio::test]
 async fn a_broken_source_of_other_packages_does_not_stop_apt() {
     let Some(world) = apt::World::new() else {
@@ -220,4 +267,28 @@ async fn dnf_uses_the_mirror_if_what_was_fetched_does_not_suffice() {
     world.install(&dnf::order("v1.35.0", &["kubeadm"], &from)).await.unwrap();
     assert_eq!(world.versions().await["kubeadm"], "1.35.0-1.1");
     assert!(world.log().contains("the fetched packages do not suffice"), "{}", world.log());
+}
+
+#[tokio::test]
+async fn dnf_fetches_a_package_again_that_was_damaged_or_removed_since() {
+    let remove: fn(&Path) = |path| fs::remove_file(path).unwrap();
+    for change in [damage as fn(&Path), remove] {
+        let Some((world, mirror)) = of_dnf().await else {
+            return;
+        };
+        let from = PackageArgs::default();
+        world.dnf().fetch(&dnf::order("v1.35.0", &NAMES, &from)).await.unwrap();
+        for name in ["kubeadm", "kubelet"] {
+            fetched(&world.site, "p", name).iter().for_each(|path| change(path));
+        }
+        world.install(&dnf::order("v1.35.0", &["kubeadm"], &from)).await.unwrap();
+        assert_eq!(world.versions().await["kubeadm"], "1.35.0-1.1");
+        mirror.stop();
+        clean(&world.site, Program::Dnf, &["clean", "all"]).await;
+        let error = world.install(&dnf::order("v1.35.0", &["kubelet"], &from)).await.unwrap_err();
+        let lost = "/var/cache/refit-agent/p/kubelet-1.35.0-1.1.";
+        assert!(error.message.contains(lost), "{error}");
+        assert!(error.message.contains("make the source of the packages reachable"), "{error}");
+        world.install(&dnf::order("v1.35.0", &["kubectl"], &from)).await.unwrap();
+    }
 }

@@ -1,4 +1,4 @@
-use std::os::unix::fs::{PermissionsExt as _, symlink};
+use std::os::unix::fs::symlink;
 
 use refit_kinds::refit::{
     FileArgs, KubeletArg, KubeletArgs, NtpArgs, PackageVersion, PlannedFile, SecretKey,
@@ -6,7 +6,7 @@ use refit_kinds::refit::{
 };
 
 use super::*;
-use crate::host::{Job, Since, files::secret::Secret, look::look, site::Tool};
+use crate::host::{Job, Since, files::secret::Secret, look::look, scripted::ScriptedHost};
 
 struct Vault;
 
@@ -19,28 +19,21 @@ impl SecretSource for Vault {
     }
 }
 
-/// A host with packages at v1.35.0 whose programs are scripts.
+/// A host with packages at v1.35.0.
 struct World {
-    directory: tempfile::TempDir,
-    site: Site,
+    host: ScriptedHost,
 }
 
 impl World {
     fn new() -> Self {
-        let directory = tempfile::tempdir().unwrap();
-        let site = Site::at(directory.path().join("root"), directory.path().join("state"));
-        for path in ["/etc", "/var/lib/dpkg/updates", "/var/lib/kubelet", "/etc/apt"] {
-            fs::create_dir_all(site.path(path)).unwrap();
-        }
-        fs::create_dir_all(site.units()).unwrap();
-        fs::write(site.path("/var/lib/dpkg/status"), "").unwrap();
+        let directories = ["/etc", "/var/lib/dpkg/updates", "/var/lib/kubelet", "/etc/apt"];
+        let mut host = ScriptedHost::with_directories(&directories);
+        host.write("/var/lib/dpkg/status", "");
         // Files belong to the user who runs the tests.
-        let own = fs::metadata(directory.path()).unwrap();
+        let own = fs::metadata(host.directory.path()).unwrap();
         let ids = std::os::unix::fs::MetadataExt::uid(&own);
-        let user = format!("root:x:{ids}:{ids}::/root:/bin/sh\n");
-        fs::write(site.path("/etc/passwd"), user).unwrap();
-        fs::write(site.path("/etc/group"), format!("root:x:{ids}:\n")).unwrap();
-        let mut world = Self { directory, site };
+        host.write("/etc/passwd", format!("root:x:{ids}:{ids}::/root:/bin/sh\n"));
+        host.write("/etc/group", format!("root:x:{ids}:\n"));
         let versions = "for name in kubeadm kubectl kubelet; do echo $name 1.35.0-1.1 installed; \
                         done; echo containerd.io 2.1.4-1 installed";
         for (program, script) in [
@@ -50,19 +43,13 @@ impl World {
             (Program::Systemctl, "exit 0"),
             (Program::Kubelet, "exit 0"),
         ] {
-            world.script(program, script);
+            host.script(program, script);
         }
-        world
+        Self { host }
     }
 
-    fn script(&mut self, program: Program, script: &str) {
-        let path = self.directory.path().join(format!("{program:?}"));
-        fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
-        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
-        fs::set_permissions(&path, mode).unwrap();
-        let path = path.display().to_string();
-        let tool = Tool { path, ..Tool::default() };
-        self.site = self.site.clone().with_tool(program, tool);
+    fn site(&self) -> &Site {
+        &self.host.site
     }
 
     async fn carry_out(&self, plan: &str, command: Command) -> Result<(), WorkError> {
@@ -71,19 +58,19 @@ impl World {
             unit: unit(plan, &command),
             step: command.name().to_owned(),
             command,
-            state: self.site.state().to_owned(),
+            state: self.site().state().to_owned(),
             kubeconfig: PathBuf::new(),
             namespace: String::new(),
             own: OwnPaths::default(),
             proxies: BTreeMap::new(),
         };
-        carry_out(&self.site, &job, &Vault).await
+        carry_out(self.site(), &job, &Vault).await
     }
 
     async fn look(&self, plan: &str, command: &Command) -> Evidence {
         let job = Job::new(plan, &unit(plan, command), command.name(), command.clone());
         let since = Since { at: jiff::Timestamp::UNIX_EPOCH, boot_id: String::new() };
-        look(&self.site, &job, &since, async || Ok(None)).await.unwrap()
+        look(self.site(), &job, &since, async || Ok(None)).await.unwrap()
     }
 }
 
@@ -146,7 +133,7 @@ fn partially_checked() -> Vec<Command> {
 #[tokio::test]
 async fn a_partial_check_counts_only_with_the_completion_mark() {
     let world = World::new();
-    fs::write(world.site.path("/etc/key"), "previous").unwrap();
+    fs::write(world.site().path("/etc/key"), "previous").unwrap();
     for command in partially_checked() {
         assert_eq!(command.rules().evidence, StepEvidence::Both, "{}", command.name());
         let found = world.look("p", &command).await;
@@ -157,7 +144,7 @@ async fn a_partial_check_counts_only_with_the_completion_mark() {
         assert_eq!(found, Evidence::Done, "{}", command.name());
     }
     // A failed check counts even if the mark exists.
-    fs::remove_file(world.site.path("/etc/key")).unwrap();
+    fs::remove_file(world.site().path("/etc/key")).unwrap();
     let files = Command::Step(HostStep::Files(file()));
     assert!(matches!(world.look("p", &files).await, Evidence::Missing { .. }));
 }
@@ -165,7 +152,7 @@ async fn a_partial_check_counts_only_with_the_completion_mark() {
 #[tokio::test]
 async fn a_flag_that_the_new_kubelet_does_not_know_is_found_at_its_installation() {
     let mut world = World::new();
-    world.script(
+    world.host.script(
         Program::Kubelet,
         "echo 'E1121 failed to parse kubelet flag: unknown flag: --odd' >&2; exit 1",
     );
@@ -182,11 +169,11 @@ async fn flags_of_a_kubelet_without_a_package_are_set_and_rolled_back() {
     let command = Command::Step(HostStep::KubeletFlags(kubelet));
     world.carry_out("p", command.clone()).await.unwrap();
     let path = "/var/lib/kubelet/kubeadm-flags.env";
-    assert!(world.site.read(path).contains("--v=1"));
+    assert!(world.site().read(path).contains("--v=1"));
     assert_eq!(world.look("p", &command).await, Evidence::Done);
     let back = Command::Undo(Undo::Files { step: command.name().to_owned() });
     world.carry_out("p", back).await.unwrap();
-    assert!(!world.site.path(path).exists());
+    assert!(!world.site().path(path).exists());
 }
 
 #[tokio::test]
@@ -194,23 +181,23 @@ async fn a_kubelet_of_the_same_version_gets_its_previous_flags_back() {
     let world = World::new();
     world.carry_out("p", kubelet("v")).await.unwrap();
     let path = "/var/lib/kubelet/kubeadm-flags.env";
-    assert!(world.site.read(path).contains("--v=1"));
+    assert!(world.site().read(path).contains("--v=1"));
     let before = [("kubelet".to_owned(), "1.35.0-1.1".to_owned())];
     let back = Command::Undo(Undo::Packages { packages: before.into() });
     world.carry_out("p", back).await.unwrap();
-    assert!(!world.site.path(path).exists());
+    assert!(!world.site().path(path).exists());
 }
 
 #[tokio::test]
 async fn package_sources_are_rolled_back_with_their_step() {
     let world = World::new();
     let list = "/etc/apt/sources.list";
-    fs::write(world.site.path(list), "previous").unwrap();
-    keep::keep(&world.site, "p", keep::PACKAGES, list).unwrap();
-    fs::write(world.site.path(list), "moved").unwrap();
+    fs::write(world.site().path(list), "previous").unwrap();
+    keep::keep(world.site(), "p", keep::PACKAGES, list).unwrap();
+    fs::write(world.site().path(list), "moved").unwrap();
     let back = Command::Undo(Undo::Files { step: "stage".to_owned() });
     world.carry_out("p", back).await.unwrap();
-    assert_eq!(world.site.read(list), "previous");
+    assert_eq!(world.site().read(list), "previous");
 }
 
 #[tokio::test]
@@ -218,10 +205,10 @@ async fn snapshots_of_older_plans_are_pruned_after_any_step() {
     let world = World::new();
     for plan in ["a", "b", "c", "d"] {
         let files = Command::Step(HostStep::Files(file()));
-        fs::remove_file(world.site.path("/etc/key")).unwrap_or_default();
+        fs::remove_file(world.site().path("/etc/key")).unwrap_or_default();
         world.carry_out(plan, files).await.unwrap();
     }
-    let directory = world.site.snapshot("d");
+    let directory = world.site().snapshot("d");
     let left = fs::read_dir(directory.parent().unwrap()).unwrap().count();
     assert_eq!(left, snapshot::KEPT + 1);
 }
@@ -229,13 +216,11 @@ async fn snapshots_of_older_plans_are_pruned_after_any_step() {
 #[tokio::test]
 async fn fetched_packages_are_removed_at_the_end_of_a_plan() {
     let mut world = World::new();
-    world.script(Program::Systemctl, "echo ActiveState=active; echo MainPID=7");
-    let kubelet = world.directory.path().join("kubelet");
-    fs::write(&kubelet, "#!/bin/sh\necho Kubernetes v1.35.0\n").unwrap();
-    fs::set_permissions(&kubelet, fs::Permissions::from_mode(0o755)).unwrap();
-    fs::create_dir_all(world.site.path("/proc/7")).unwrap();
-    symlink(&kubelet, world.site.path("/proc/7/exe")).unwrap();
-    let fetched = world.site.path("/var/cache/refit-agent/p");
+    world.host.script(Program::Systemctl, "echo ActiveState=active; echo MainPID=7");
+    let kubelet = world.host.executable("kubelet", "echo Kubernetes v1.35.0");
+    fs::create_dir_all(world.site().path("/proc/7")).unwrap();
+    symlink(&kubelet, world.site().path("/proc/7/exe")).unwrap();
+    let fetched = world.site().path("/var/cache/refit-agent/p");
     fs::create_dir_all(&fetched).unwrap();
     let verify = HostStep::Verify { version: None };
     world.carry_out("p", Command::Step(verify)).await.unwrap();

@@ -32,6 +32,8 @@ mod real;
 mod reboot;
 mod running;
 mod runtime;
+#[cfg(test)]
+mod scripted;
 mod site;
 mod snapshot;
 mod trident;

@@ -62,6 +62,8 @@ pub enum Program {
     Restorecon,
     /// Lists the installed RPM packages.
     Rpm,
+    /// Converts RPM packages into tarballs.
+    Rpm2archive,
     /// Restarts services, queries units, reboots.
     Systemctl,
     /// Starts transient units.
@@ -107,6 +109,7 @@ impl Program {
             Self::Kubelet => &["/usr/bin/kubelet", "/usr/local/bin/kubelet", "/opt/bin/kubelet"],
             Self::Restorecon => &["/usr/sbin/restorecon", "/sbin/restorecon"],
             Self::Rpm => &["/usr/bin/rpm", "/bin/rpm"],
+            Self::Rpm2archive => &["/usr/bin/rpm2archive"],
             Self::Systemctl => &["/usr/bin/systemctl", "/bin/systemctl"],
             Self::SystemdRun => &["/usr/bin/systemd-run", "/bin/systemd-run"],
             Self::Tar => &["/usr/bin/tar", "/bin/tar"],

@@ -187,6 +187,11 @@ impl Site {
         self.log(&format!("{text}\n{GOES_ON}"));
     }
 
+    /// Notes in the log that nothing so far decides why the step fails: what succeeded may have printed warnings.
+    pub fn log_success(&self) {
+        self.log(GOES_ON);
+    }
+
     /// The text of a file of the host; empty if the file does not exist.
     pub fn read(&self, absolute: &str) -> String {
         fs::read_to_string(self.path(absolute)).unwrap_or_default()
@@ -253,6 +258,17 @@ mod tests {
         let log = fs::read_to_string(directory.path().join("host.log")).unwrap();
         assert!(log.contains("first\ntrying all sources: NO_PUBKEY\n"), "{log}");
         assert_eq!(deciding(&log).trim(), "Could not resolve");
+    }
+
+    #[test]
+    fn the_warnings_of_what_succeeded_do_not_decide() {
+        let directory = tempfile::tempdir().unwrap();
+        let site = Site::new(directory.path());
+        site.log("W: GPG error: https://other.example InRelease: NO_PUBKEY 1234");
+        site.log_success();
+        site.log("E: dpkg was interrupted");
+        let log = fs::read_to_string(directory.path().join("host.log")).unwrap();
+        assert_eq!(deciding(&log).trim(), "E: dpkg was interrupted");
     }
 
     #[test]

@@ -13,8 +13,8 @@ pub(crate) const EXIT_FINAL: i32 = 65;
 /// Exit code of a unit whose failure requires manual intervention (`EX_CONFIG`).
 pub(crate) const EXIT_NEEDS_PERSON: i32 = 78;
 
-/// Line in the output of a unit after a failure that does not end its work. It has no word that the
-/// mask of secrets would replace.
+/// Line in the output of a unit after a failure that does not end its work, or a success with warnings. It has no word
+/// that the mask of secrets would replace.
 pub(crate) const GOES_ON: &str = "-- the work goes on: only what follows decides --";
 
 /// The part of a unit's output that decides why it failed: the text after the last failure that did

@@ -185,3 +185,55 @@ fn files_that_the_service_does_not_see_are_proven_by_the_mark() {
         assert_eq!(left.is_some(), seen, "{path}");
     }
 }
+
+/// Regression: a plan with the unchanged manifest of kube-vip removed the annotation by which the agent had restarted it,
+/// so that the pod was restarted by the plan and again after the next renewal.
+#[tokio::test]
+async fn the_manifest_of_a_static_pod_keeps_the_annotation_of_its_restart() {
+    let pod = |image: &str| {
+        format!("kind: Pod\nmetadata:\n  name: vip\nspec:\n  containers:\n  - image: {image}\n")
+    };
+    let annotated = |image: &str| {
+        let list = "  annotations:\n    refit.dev/certificates: \"ab12\"\n";
+        pod(image).replace("metadata:\n", &format!("metadata:\n{list}"))
+    };
+    let own = pod("old").replace("name: vip", "annotations: {refit.dev/certificates: mine}");
+    let manifest = "/etc/kubernetes/manifests/vip.yaml";
+    for (path, found, planned, written) in [
+        (manifest, annotated("old"), pod("old"), annotated("old")),
+        (manifest, annotated("old"), pod("new"), annotated("new")),
+        (manifest, pod("old"), pod("new"), pod("new")),
+        (manifest, annotated("old"), own.clone(), own),
+        (manifest, annotated("old"), "no: pod\n".to_owned(), "no: pod\n".to_owned()),
+        (manifest, "not: [yaml".to_owned(), pod("new"), pod("new")),
+        ("/etc/kubernetes/vip.yaml", annotated("old"), pod("old"), pod("old")),
+        ("/etc/kubernetes/manifests/x/vip.yaml", annotated("old"), pod("old"), pod("old")),
+    ] {
+        let world = World::new();
+        let place = world.site.path(path);
+        fs::create_dir_all(place.parent().unwrap()).unwrap();
+        fs::write(&place, &found).unwrap();
+        let args = world.apply(vec![file(path, &planned)], "").await.unwrap();
+        assert_eq!(world.site.read(path), written, "{path} {planned}");
+        assert_eq!(check(&world.site, &args), Evidence::Done, "{path} {planned}");
+        keep::put_back(&world.site, "p", "files").unwrap();
+        assert_eq!(world.site.read(path), found, "{path} {planned}");
+        fs::write(&place, "changed later").unwrap();
+        assert!(matches!(check(&world.site, &args), Evidence::Missing { .. }), "{path}");
+    }
+}
+
+#[tokio::test]
+async fn a_manifest_from_a_secret_is_written_as_its_checksum_demands() {
+    let world = World::new();
+    let path = "/etc/kubernetes/manifests/vip.yaml";
+    fs::create_dir_all(world.site.path("/etc/kubernetes/manifests")).unwrap();
+    let annotated = "metadata:\n  annotations:\n    refit.dev/certificates: \"ab12\"\n";
+    fs::write(world.site.path(path), annotated).unwrap();
+    let mut secret = file(path, "");
+    secret.content_from = Some(SecretKey::default());
+    secret.sha256 = hex_sum(b"metadata:\n  name: vip\n");
+    let args = world.apply(vec![secret], "metadata:\n  name: vip\n").await.unwrap();
+    assert_eq!(world.site.read(path), "metadata:\n  name: vip\n");
+    assert_eq!(check(&world.site, &args), Evidence::Done);
+}

@@ -19,7 +19,11 @@ use sha2::{Digest as _, Sha256};
 
 use self::{atomic::Access, secret::SecretSource};
 pub(crate) use self::{users::home, walk::UnsafeLink};
-use super::{Evidence, Program, Site, work::WorkError};
+use super::{
+    Evidence, Program, Site,
+    kubeadm::{MANIFESTS, certificates::keeping_annotation},
+    work::WorkError,
+};
 use crate::policy::OwnPaths;
 
 /// Maximum size of a file after decompression.
@@ -75,7 +79,13 @@ pub(crate) fn check(site: &Site, args: &FileArgs) -> Evidence {
                 (Some(_), "") => true,
                 (Some(_), sum) => file.append || sum.eq_ignore_ascii_case(&hex_sum(&found)),
                 (None, _) => decode(file, file.content.as_bytes()).is_ok_and(|wanted| {
-                    if file.append { contains(&found, &wanted) } else { found == wanted }
+                    if file.append {
+                        contains(&found, &wanted)
+                    } else {
+                        found == wanted
+                            || (keeps_annotation(file)
+                                && found == keeping_annotation(&found, wanted))
+                    }
                 }),
             });
         if !same {
@@ -111,10 +121,13 @@ async fn write(
     }
     let access = access(site, file)?;
     let path = site.path(&file.path);
+    let found = || atomic::read(&path).map(|found| found.map_or_else(Vec::new, |(text, _)| text));
     let content = if file.append {
-        let found = atomic::read(&path)?.map_or_else(Vec::new, |(found, _)| found);
+        let found = found()?;
         // Appended once, even if the step runs again.
         if contains(&found, &content) { found } else { [found, content].concat() }
+    } else if keeps_annotation(file) {
+        keeping_annotation(&found()?, content)
     } else {
         content
     };
@@ -216,6 +229,12 @@ fn decode(file: &PlannedFile, raw: &[u8]) -> Result<Vec<u8>, WorkError> {
         FileEncoding::Gzip => unpacked(raw),
         FileEncoding::GzipBase64 => unpacked(&from_base64(raw)?),
     }
+}
+
+/// Whether a file is the manifest of a static pod, which keeps the agent's own annotation. One from a Secret does not: the
+/// plan has only its checksum, which [`check`] compares.
+fn keeps_annotation(file: &PlannedFile) -> bool {
+    Path::new(&file.path).parent() == Some(Path::new(MANIFESTS)) && file.content_from.is_none()
 }
 
 fn contains(text: &[u8], part: &[u8]) -> bool {

@@ -257,6 +257,20 @@ async fn restart(
     })
 }
 
+/// The content that a file is to have, with the annotation that made its static pod restart if `found`, the manifest at
+/// its place, has it: without the annotation, the pod would be restarted for nothing, and again after the next renewal.
+pub(in crate::host) fn keeping_annotation(found: &[u8], wanted: Vec<u8>) -> Vec<u8> {
+    let pod = |text: &[u8]| serde_saphyr::from_str::<Value>(std::str::from_utf8(text).ok()?).ok();
+    let value = |pod: Value| Some(pod["metadata"]["annotations"][ANNOTATION].as_str()?.to_owned());
+    let kept = || {
+        let kept = pod(found).and_then(value)?;
+        // The plan may set the annotation itself.
+        let text = std::str::from_utf8(&wanted).ok().filter(|text| !text.contains(ANNOTATION))?;
+        annotated(text, &kept)
+    };
+    kept().map_or(wanted, String::into_bytes)
+}
+
 /// The manifest with Refit's annotation set to this value; `None` if it is not a manifest.
 fn annotated(text: &str, value: &str) -> Option<String> {
     let pod = annotated_pod(text, value)?;

@@ -1,10 +1,10 @@
-use std::{fs, os::unix::fs::PermissionsExt as _, path::PathBuf};
+use std::{fs, path::PathBuf};
 
 use proptest::prelude::*;
 use refit_kinds::refit::FailureKind;
 
 use super::*;
-use crate::host::{site::Tool, snapshot};
+use crate::host::{scripted::ScriptedHost, snapshot};
 
 fn pod(image: &str) -> Vec<u8> {
     format!("kind: Pod\nspec:\n  containers:\n  - image: {image}\n").into_bytes()
@@ -98,51 +98,44 @@ proptest! {
 }
 
 struct World {
-    directory: tempfile::TempDir,
-    site: Site,
+    host: ScriptedHost,
 }
 
 impl World {
     /// A control plane with whole manifests, without `crictl`.
     fn new() -> Self {
-        let directory = tempfile::tempdir().unwrap();
-        let site = Site::at(directory.path().join("root"), directory.path().join("state"));
-        fs::create_dir_all(site.path(MANIFESTS)).unwrap();
-        fs::create_dir_all(site.state()).unwrap();
-        let world = Self { directory, site }.with_crictl("/no/such/program".to_owned());
+        let mut host = ScriptedHost::with_directories(&[MANIFESTS]);
+        host.without(Program::Crictl);
         for name in COMPONENTS {
-            fs::write(world.path(name), pod("old")).unwrap();
+            host.write(&format!("{MANIFESTS}/{name}.yaml"), pod("old"));
         }
-        world
-    }
-
-    fn with_crictl(mut self, path: String) -> Self {
-        self.site = self.site.with_tool(Program::Crictl, Tool { path, ..Tool::default() });
-        self
+        Self { host }
     }
 
     /// A host on which `crictl` is this script.
-    fn with_script(self, script: &str) -> Self {
-        let path = self.directory.path().join("crictl");
-        fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
-        self.with_crictl(path.display().to_string())
+    fn with_script(mut self, script: &str) -> Self {
+        self.host.script(Program::Crictl, script);
+        self
+    }
+
+    fn site(&self) -> &Site {
+        &self.host.site
     }
 
     fn path(&self, name: &str) -> PathBuf {
-        self.site.path(MANIFESTS).join(format!("{name}.yaml"))
+        self.site().path(MANIFESTS).join(format!("{name}.yaml"))
     }
 }
 
 #[tokio::test]
 async fn manifests_that_a_power_cut_left_incomplete_are_restored() {
     let world = World::new();
-    snapshot::keep_configuration(&world.site, "p").unwrap();
+    snapshot::keep_configuration(world.site(), "p").unwrap();
     fs::remove_file(world.path("etcd")).unwrap();
     fs::write(world.path("kube-apiserver"), "").unwrap();
     fs::write(world.path("kube-scheduler"), [0; 4096]).unwrap();
     fs::write(world.path("kube-controller-manager"), pod("new")).unwrap();
-    manifests(&world.site, "p").await.unwrap();
+    manifests(world.site(), "p").await.unwrap();
     for name in ["etcd", "kube-apiserver", "kube-scheduler"] {
         assert_eq!(fs::read(world.path(name)).unwrap(), pod("old"), "{name}");
     }
@@ -154,11 +147,11 @@ async fn manifests_that_a_power_cut_left_incomplete_are_restored() {
 async fn an_external_etcd_gets_no_manifest_from_an_old_backup() {
     let world = World::new();
     fs::remove_file(world.path("etcd")).unwrap();
-    let backup = world.site.path(backups::DIRECTORY).join(format!("{}2026", backups::MANIFESTS));
+    let backup = world.site().path(backups::DIRECTORY).join(format!("{}2026", backups::MANIFESTS));
     fs::create_dir_all(&backup).unwrap();
     fs::write(backup.join("etcd.yaml"), pod("ancient")).unwrap();
-    snapshot::keep_configuration(&world.site, "p").unwrap();
-    manifests(&world.site, "p").await.unwrap();
+    snapshot::keep_configuration(world.site(), "p").unwrap();
+    manifests(world.site(), "p").await.unwrap();
     assert!(!world.path("etcd").exists());
 }
 
@@ -208,21 +201,21 @@ async fn a_kubelet_configuration_that_a_power_cut_left_empty_is_restored() {
 async fn a_manifest_that_was_lost_before_the_plan_comes_from_kubeadms_backup() {
     let world = World::new();
     fs::write(world.path("kube-apiserver"), "").unwrap();
-    snapshot::keep_configuration(&world.site, "p").unwrap();
-    let error = manifests(&world.site, "p").await.unwrap_err();
+    snapshot::keep_configuration(world.site(), "p").unwrap();
+    let error = manifests(world.site(), "p").await.unwrap_err();
     assert_eq!(error.kind, FailureKind::NeedsPerson);
     assert!(error.message.contains("manifests/kube-apiserver.yaml is missing"), "{error}");
-    let backup = world.site.path(backups::DIRECTORY).join(format!("{}2026", backups::MANIFESTS));
+    let backup = world.site().path(backups::DIRECTORY).join(format!("{}2026", backups::MANIFESTS));
     fs::create_dir_all(&backup).unwrap();
     fs::write(backup.join("kube-apiserver.yaml"), pod("old")).unwrap();
-    manifests(&world.site, "p").await.unwrap();
+    manifests(world.site(), "p").await.unwrap();
     assert_eq!(fs::read(world.path("kube-apiserver")).unwrap(), pod("old"));
 }
 
 #[tokio::test]
 async fn kubeadm_waits_for_the_pod_of_a_restored_manifest() {
     let wait = async |world: &World, restored: &[&str], milliseconds| {
-        wait_for_pods(&world.site, restored, Duration::from_millis(milliseconds)).await
+        wait_for_pods(world.site(), restored, Duration::from_millis(milliseconds)).await
     };
     let silent = World::new().with_script("exit 0");
     let error = wait(&silent, &["kube-scheduler"], 100).await.unwrap_err();
@@ -231,7 +224,7 @@ async fn kubeadm_waits_for_the_pod_of_a_restored_manifest() {
     // Nothing was restored: kubeadm itself reports what is wrong.
     wait(&silent, &[], 100).await.unwrap();
     let late = World::new();
-    let mark = late.directory.path().join("mark").display().to_string();
+    let mark = late.host.directory.path().join("mark").display().to_string();
     let late = late.with_script(&format!("[ -e {mark} ] && echo abc; touch {mark}"));
     wait(&late, &["kube-scheduler"], 60_000).await.unwrap();
     let broken = World::new().with_script("exit 1");

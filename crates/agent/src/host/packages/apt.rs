@@ -15,7 +15,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
-    KUBERNETES, Order, Want, Wanted, apt_offline,
+    KUBERNETES, Order, Want, Wanted,
+    apt_errors::{explain, unsolvable, warnings},
+    apt_offline,
     apt_sources::{self, Source},
     fetched, locks, package_files, pins,
 };
@@ -113,6 +115,9 @@ impl<'a> Apt<'a> {
         call.arguments.extend(source.options.iter().cloned());
         call.arguments.extend(names);
         locks::run(self.site, &call).await.map_err(explain)?;
+        if order.from.path.is_empty() {
+            fetched::record(self.site, order.plan, "deb")?;
+        }
         Ok(())
     }
 
@@ -133,9 +138,11 @@ impl<'a> Apt<'a> {
 
     async fn install_missing(&self, order: &Order<'_>, wants: &[Want]) -> Result<(), WorkError> {
         let wanted: Vec<&str> = wants.iter().map(|want| want.name.as_str()).collect();
-        if order.from.path.is_empty()
-            && let Some((source, names)) = self.find_fetched(order.plan, wants).await
-        {
+        if !order.from.path.is_empty() {
+            return self.install_from_host(order, wants, &wanted).await;
+        }
+        let lost = fetched::discard_damaged(self.site, order.plan)?;
+        if let Some((source, names)) = self.find_fetched(order.plan, wants).await {
             self.lift_holds(&wanted).await?;
             match self.install_from(&source, names).await {
                 Err(error) if unsolvable(&error).is_some() => {
@@ -145,6 +152,16 @@ impl<'a> Apt<'a> {
                 other => return other.map_err(explain),
             }
         }
+        let installed = self.install_from_host(order, wants, &wanted).await;
+        installed.map_err(|error| lost.explain(error))
+    }
+
+    async fn install_from_host(
+        &self,
+        order: &Order<'_>,
+        wants: &[Want],
+        wanted: &[&str],
+    ) -> Result<(), WorkError> {
         let source = apt_sources::prepare(self, order).await?;
         let names = match self.resolve(wants, &source.options).await {
             Ok(names) => names,
@@ -157,7 +174,7 @@ impl<'a> Apt<'a> {
                 other => other?,
             },
         };
-        self.lift_holds(&wanted).await?;
+        self.lift_holds(wanted).await?;
         match self.install_from(&source, names).await {
             Err(error) if error.output_tail().contains(GONE) => {
                 // The mirror has changed since the lists were fetched: the retry uses new lists.
@@ -330,11 +347,14 @@ impl<'a> Apt<'a> {
         order.wants.iter().filter(|want| !is_installed(want)).cloned().collect()
     }
 
-    async fn update(&self, source: &Source) -> Result<(), ProgramError> {
+    /// Fetches new package lists, and returns the warnings: apt-get succeeds if it has to keep the old lists of a source.
+    async fn update(&self, source: &Source) -> Result<String, ProgramError> {
         // The lists of sources that this call leaves out are kept.
         let mut call = self.apt_get(["update", "--option", "APT::Get::List-Cleanup=0"]);
         call.arguments.extend(source.update());
-        locks::run(self.site, &call).await.map(drop)
+        let output = locks::run(self.site, &call).await?;
+        self.site.log_success();
+        Ok(warnings(&output))
     }
 
     /// `name=version` for each wanted package, from new package lists. A source that cannot be
@@ -345,7 +365,8 @@ impl<'a> Apt<'a> {
             self.site.log_and_go_on(&format!("not every source was updated: {error}"));
         }
         self.resolve(wants, &source.options).await.map_err(|mut error| {
-            if let Err(cause) = updated {
+            let cause = updated.unwrap_or_else(|error| error.to_string());
+            if !cause.is_empty() {
                 error.message = format!("{}; the package lists may be old: {cause}", error.message);
             }
             error
@@ -415,30 +436,6 @@ const OPTIONS: [&str; 8] = [
 /// Options with which apt reads files that only root may read.
 pub(super) fn as_root() -> [String; 2] {
     ["--option".to_owned(), "APT::Sandbox::User=root".to_owned()]
-}
-
-/// Why apt refuses an installation without having changed anything; `None` for other failures.
-fn unsolvable(error: &ProgramError) -> Option<&'static str> {
-    let output = error.output_tail().to_lowercase();
-    let known = [
-        ("held packages were changed", "a held package would have to change"),
-        ("packages need to be removed", "other packages would have to be removed"),
-        ("unmet dependencies", "dependencies cannot be satisfied"),
-        ("pkgproblemresolver::resolve generated breaks", "dependencies cannot be satisfied"),
-        ("not authenticated", "the repository has no signature that the host trusts"),
-        ("is not signed", "the repository has no signature that the host trusts"),
-    ];
-    known.iter().find(|(text, _)| output.contains(text)).map(|(_, what)| *what)
-}
-
-/// Classifies a failed installation.
-fn explain(error: ProgramError) -> WorkError {
-    match unsolvable(&error) {
-        Some(what) => WorkError::needs_person(format!(
-            "{what}; nothing was changed, fix it on the host with apt: {error}"
-        )),
-        None => error.into(),
-    }
 }
 
 /// Parses the dpkg-query output in the format `STATUSES`. Only installed packages count.

@@ -1,6 +1,7 @@
-use refit_kinds::refit::FailureKind;
+use refit_kinds::refit::PackageArgs;
 
 use super::*;
+use crate::host::{scripted::ScriptedHost, work::deciding};
 
 #[test]
 fn only_installed_packages_count() {
@@ -24,19 +25,33 @@ fn versions_come_once_and_without_sources() {
     assert!(parse_madison("").is_empty());
 }
 
-#[test]
-fn dependency_problems_need_an_operator() {
-    let failed = |tail: &str| ProgramError::Failed {
-        command: "apt-get install".to_owned(),
-        code: Some(100),
-        tail: tail.to_owned(),
-    };
-    for text in [
-        "E: Held packages were changed and -y was used without --allow-change-held-packages.",
-        "E: Packages need to be removed but remove is disabled.",
-        "The following packages have unmet dependencies:",
-    ] {
-        assert_eq!(explain(failed(text)).kind, FailureKind::NeedsPerson, "{text}");
+/// apt-get warns of a source of other packages at each update.
+#[tokio::test]
+async fn warnings_of_an_update_decide_only_if_a_package_is_missing() {
+    let warning = "W: An error occurred during the signature verification: NO_PUBKEY 1234";
+    let found = "echo 'kubeadm | 1.35.0-1.1 | http://m Packages'";
+    for (cache, warned) in [(found, false), ("exit 0", true)] {
+        let mut host = ScriptedHost::with_directories(&["/etc/apt", "/var/lib/dpkg"]);
+        let apt_get = format!(
+            "case \"$*\" in *update*) echo '{warning}';; *) echo 'E: broken'; exit 100;; esac"
+        );
+        for (program, script) in [
+            (Program::AptGet, apt_get.as_str()),
+            (Program::AptCache, cache),
+            (Program::AptMark, "exit 0"),
+            (Program::DpkgQuery, "echo kubeadm 1.34.2-1.1 installed"),
+        ] {
+            host.script(program, script);
+        }
+        let from = PackageArgs::default();
+        let wants = vec![Want::kubernetes("kubeadm", &"v1.35.0".parse().unwrap())];
+        let order = Order { plan: "p", from: &from, wants };
+        let apt = Apt::new(&host.site);
+        let error = apt.fetch(&order).await.unwrap_err();
+        host.site.log(&format!("error: {error}"));
+        let log = host.log();
+        assert!(log.contains(warning), "{log}");
+        assert_eq!(deciding(&log).contains("NO_PUBKEY"), warned, "{log}");
+        assert!(error.message.contains("E: broken") || warned, "{error}");
     }
-    assert_eq!(explain(failed("Temporary failure resolving")).kind, FailureKind::Retriable);
 }

@@ -119,7 +119,8 @@ impl<'a> Dnf<'a> {
         }
         let directory = fetched::prepare(self.site, order.plan)?;
         let work = Work::Fetch(&directory);
-        self.unlocked(order, &wants, Source::Host, Change::Fetch(work)).await
+        self.unlocked(order, &wants, Source::Host, Change::Fetch(work)).await?;
+        fetched::record(self.site, order.plan, "rpm")
     }
 
     /// Installs the missing packages of an order, and locks the packages of Kubernetes.
@@ -135,9 +136,11 @@ impl<'a> Dnf<'a> {
             let source = Source::Directory(&offline);
             return self.unlocked(order, &wants, source, Change::Install).await;
         }
+        let lost = fetched::discard_damaged(self.site, order.plan)?;
         let fetched = self.fetched(order.plan, &wants).await;
         let source = fetched.as_deref().map_or(Source::Host, Source::Fetched);
-        self.unlocked(order, &wants, source, Change::Install).await
+        let installed = self.unlocked(order, &wants, source, Change::Install).await;
+        installed.map_err(|error| lost.explain(error))
     }
 
     /// Changes packages while their version locks are lifted. Afterwards, even after a failure, the
@@ -338,6 +341,19 @@ impl<'a> Dnf<'a> {
             Flavour::Dnf4 | Flavour::Tdnf => true,
             Flavour::Dnf5 => false,
         }
+    }
+
+    /// Whether a program in a fetched package may run before the installation: the signature of the package is valid, or the
+    /// repositories of the host require none.
+    pub(crate) async fn may_run(&self, package: &Path) -> Result<bool, WorkError> {
+        let sections = dnf_sources::sections(self.site);
+        if self.verifies_when_fetching() || !sections.iter().any(Section::checks_signatures) {
+            return Ok(true);
+        }
+        let package = package.display().to_string();
+        let checked = self.site.ask(Program::Rpm, ["--checksig", &package]).await?;
+        // Without a signature, rpm prints only `digests OK`.
+        Ok(checked.contains("signatures OK"))
     }
 
     fn fetch_options(&self, work: Work<'_>) -> Vec<String> {

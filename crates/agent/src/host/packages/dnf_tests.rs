@@ -1,6 +1,7 @@
 use std::fs;
 
 use super::*;
+use crate::host::scripted::ScriptedHost;
 
 fn version() -> KubernetesVersion {
     "v1.35.0".parse::<KubernetesVersion>().unwrap()
@@ -165,4 +166,24 @@ fn locks_are_read_as_each_dnf_lists_them() {
     }
     assert!(!is_locked("containerd.io-0:1.7.0-1.*\n", "containerd"));
     assert!(!is_locked("kubernetes-cni-0:1.4.0-1.*\n", "kubernetes"));
+}
+
+/// dnf 5 verifies signatures only at the installation.
+#[tokio::test]
+async fn a_program_of_a_fetched_package_runs_only_if_the_signature_is_verified() {
+    for (flavour, gpgcheck, checked, expected) in [
+        (Flavour::Dnf4, 1, "exit 1", Some(true)),
+        (Flavour::Tdnf, 1, "exit 1", Some(true)),
+        (Flavour::Dnf5, 0, "exit 1", Some(true)),
+        (Flavour::Dnf5, 1, "echo $2: digests signatures OK", Some(true)),
+        (Flavour::Dnf5, 1, "echo $2: digests OK", Some(false)),
+        (Flavour::Dnf5, 1, "echo $2: digests SIGNATURES NOT OK; exit 1", None),
+    ] {
+        let mut host = ScriptedHost::with_directories(&["/etc/yum.repos.d"]);
+        host.write("/etc/yum.repos.d/k.repo", format!("[kubernetes]\ngpgcheck={gpgcheck}\n"));
+        host.script(Program::Rpm, checked);
+        let dnf = Dnf { site: &host.site, flavour, version_lock: false };
+        let found = dnf.may_run(Path::new("/k.rpm")).await.ok();
+        assert_eq!(found, expected, "{flavour:?} {gpgcheck} {checked}");
+    }
 }

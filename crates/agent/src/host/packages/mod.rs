@@ -7,6 +7,7 @@
 //! | `tarball` | the symbolic link | the tarball itself, from a bundle, a path or a server | by switching the link back |
 
 mod apt;
+mod apt_errors;
 mod apt_offline;
 mod apt_repair;
 mod apt_sources;

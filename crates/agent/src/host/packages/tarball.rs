@@ -21,7 +21,11 @@ use rustix::{
     io::Errno,
 };
 
-use super::{KUBERNETES, Order, Want, Wanted, apt_offline::digest};
+use super::{
+    KUBERNETES, Order, Want, Wanted,
+    apt_offline::digest,
+    fetched::{self, Lost},
+};
 use crate::host::{
     Invocation, Program, Site,
     files::{
@@ -38,6 +42,8 @@ const STORE: &str = "/opt/refit/kubernetes";
 const DEFAULT_LINKS: &str = "/usr/local/bin";
 /// File of an unpacked version with the sha256 of its tarball.
 const SUM: &str = "sha256";
+/// File of an unpacked version with the sha256 of its programs.
+const PROGRAM_SUMS: &str = "programs.json";
 /// Depth limit of the search for programs in a tarball, such as `kubernetes/server/bin/kubeadm`.
 const DEPTH: usize = 5;
 
@@ -101,11 +107,15 @@ impl<'a> Tarball<'a> {
         // What is unpacked may be from another tarball with this version.
         let unpacked_sum = fs::read_to_string(self.unpacked(version).join(SUM)).unwrap_or_default();
         let is_unpacked = !sum.is_empty() && unpacked_sum.trim() == sum;
-        if is_unpacked && order.wants.iter().all(has) {
+        let lost = if is_unpacked { self.lost(version, &order.wants) } else { Lost::default() };
+        if is_unpacked && lost.is_empty() && order.wants.iter().all(has) {
             return Ok(());
         }
-        let archive = self.archive(order).await?;
-        check_sha256(&archive, &sum)?;
+        if !lost.is_empty() {
+            self.site.log(&format!("to be unpacked again: {lost}"));
+        }
+        let archive = self.archive(order).await.map_err(|error| lost.explain(error))?;
+        check_sha256(&archive, &sum).map_err(|error| lost.explain(error))?;
         self.unpack(&archive, version, &sum).await?;
         if archive.starts_with(self.downloads()) {
             // The download is no longer needed once it is unpacked.
@@ -121,6 +131,13 @@ impl<'a> Tarball<'a> {
             }
         }
         Ok(())
+    }
+
+    /// The wanted programs of an unpacked version that are not as they were unpacked.
+    fn lost(&self, version: &KubernetesVersion, wants: &[Want]) -> Lost {
+        let directory = self.unpacked(version);
+        let is_wanted = |name: &str| wants.iter().any(|want| want.name == name);
+        Lost::of(&directory, &directory.join(PROGRAM_SUMS), is_wanted)
     }
 
     /// Switches the links.
@@ -253,13 +270,16 @@ impl<'a> Tarball<'a> {
         self.site.run(&call).await?;
         let mut found = BTreeMap::new();
         find(&raw, DEPTH, &mut found);
+        let mut programs = Vec::new();
         for (name, path) in found {
             let to = new.join(name);
             fs::rename(&path, &to).map_err(file(&path))?;
             fs::set_permissions(&to, Permissions::from_mode(0o755)).map_err(file(&to))?;
             File::open(&to).and_then(|open| open.sync_all()).map_err(file(&to))?;
             check_version(name, &to, version).await?;
+            programs.push(to);
         }
+        fetched::write_sums(&new.join(PROGRAM_SUMS), &programs)?;
         let _ = fs::remove_dir_all(&raw);
         atomic::replace(&new.join(SUM), sum.as_bytes(), Access::of_mode(0o644))?;
         exchange(&new, &target).map_err(file(&target))?;

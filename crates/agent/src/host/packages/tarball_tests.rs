@@ -228,3 +228,32 @@ async fn a_directory_is_refused_as_a_tarball() {
     assert_eq!(error.kind, FailureKind::Final);
     assert!(error.message.contains("specify the tarball in it"), "{error}");
 }
+
+#[tokio::test]
+async fn a_program_that_was_damaged_after_its_unpacking_is_unpacked_again() {
+    let world = World::new();
+    let from = world.tarball("v1.35.0");
+    let order = |names: &[&str]| Order {
+        plan: "p",
+        from: &from,
+        wants: names.iter().map(|name| Want::kubernetes(name, &version("v1.35.0"))).collect(),
+    };
+    let tarball = Tarball::new(&world.site);
+    tarball.fetch(&order(&KUBERNETES)).await.unwrap();
+    let program = tarball.unpacked(&version("v1.35.0")).join("kubelet");
+    let whole = fs::read(&program).unwrap();
+    for damage in ["#!/bin/sh\necho Kubernetes v1.35.1\n", ""] {
+        fs::write(&program, damage).unwrap();
+        // A step looks only at its own programs.
+        tarball.install(&order(&["kubeadm"])).await.unwrap();
+        assert_eq!(fs::read(&program).unwrap(), damage.as_bytes());
+        tarball.install(&order(&["kubelet"])).await.unwrap();
+        assert_eq!(fs::read(&program).unwrap(), whole);
+    }
+    fs::write(&program, "").unwrap();
+    fs::remove_file(world.site.path(&from.path)).unwrap();
+    let error = tarball.install(&order(&["kubelet"])).await.unwrap_err();
+    let lost = format!("{} is damaged; make the source", program.display());
+    assert!(error.message.contains(&lost), "{error}");
+    assert!(error.message.contains("v1.35.0.tar.gz: No such file"), "{error}");
+}
