@@ -382,11 +382,20 @@ impl<'a> Dnf<'a> {
     }
 
     /// Those of the wanted packages whose versions are locked.
-    async fn locked(&self, wants: &[Want]) -> BTreeSet<String> {
-        let list = self.dnf(["versionlock", "list"]).output().await;
-        let list = list.unwrap_or_default();
+    async fn locked(&self, wants: &[Want]) -> Result<BTreeSet<String>, WorkError> {
+        let list = self.versionlock("list", None).await?;
         let names = wants.iter().map(|want| &want.name);
-        names.filter(|name| is_locked(&list, name)).cloned().collect()
+        Ok(names.filter(|name| is_locked(&list, name)).cloned().collect())
+    }
+
+    /// Runs the plugin that pins versions. It loads the metadata of all enabled repositories, although
+    /// it needs none: their servers may be away.
+    async fn versionlock(&self, verb: &str, name: Option<&str>) -> Result<String, ProgramError> {
+        let mut call = self.dnf(["versionlock", verb]);
+        // The option is the last argument: dnf 4 on an older Python takes no name after an option.
+        let rest = name.into_iter().chain(["--disablerepo=*"]);
+        call.arguments.extend(rest.map(str::to_owned));
+        locks::run(self.site, &call).await
     }
 
     async fn unlock(
@@ -398,15 +407,14 @@ impl<'a> Dnf<'a> {
         if !self.version_lock || wants.is_empty() {
             return Ok(());
         }
-        let locked = self.locked(wants).await;
+        let locked = self.locked(wants).await?;
         // Each step records the locks of its own packages. At a rollback a lock may have been set
         // by Refit.
         if change != Change::Restore {
             pins::add(self.site, plan, &locked)?;
         }
         for name in &locked {
-            let call = self.dnf(["versionlock", "delete", name]);
-            locks::run(self.site, &call).await?;
+            self.versionlock("delete", Some(name)).await?;
         }
         Ok(())
     }
@@ -415,15 +423,14 @@ impl<'a> Dnf<'a> {
         if !self.version_lock {
             return Ok(());
         }
-        let locked = self.locked(&order.wants).await;
+        let locked = self.locked(&order.wants).await?;
         let wanted = |name: &str| {
             (lock_kubernetes && KUBERNETES.contains(&name))
                 || pins::was_pinned(self.site, order.plan, name)
         };
         let names = order.wants.iter().map(|want| &want.name);
         for name in names.filter(|name| wanted(name) && !locked.contains(*name)) {
-            let call = self.dnf(["versionlock", "add", name]);
-            locks::run(self.site, &call).await?;
+            self.versionlock("add", Some(name)).await?;
         }
         Ok(())
     }

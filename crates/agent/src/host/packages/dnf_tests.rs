@@ -78,7 +78,8 @@ fn the_newer_of_two_entries_of_a_package_counts() {
     assert_eq!(packages["kubeadm"], "1.35.0-1");
 }
 
-/// A host whose dnf is a script that stores locks in a file. `work` is its installation command.
+/// A host whose dnf is a script that stores locks in a file, and whose repositories are away. `work`
+/// is its installation command.
 fn with_locks(locked: &str, work: &str) -> (tempfile::TempDir, Site) {
     use std::os::unix::fs::PermissionsExt as _;
     let directory = tempfile::tempdir().unwrap();
@@ -91,7 +92,10 @@ fn with_locks(locked: &str, work: &str) -> (tempfile::TempDir, Site) {
         (
             Program::Dnf,
             format!(
-                "case \"$*\" in\n'versionlock list') cat {locks};;\n\
+                "case \"$*\" in\n\
+                 'versionlock '*' --disablerepo=*') ;;\n\
+                 'versionlock '*) echo 'Could not resolve host: mirror'; exit 1;;\nesac\n\
+                 case \"$*\" in\n'versionlock list '*) cat {locks};;\n\
                  'versionlock delete '*) sed -i \"/^$3-0:/d\" {locks};;\n\
                  'versionlock add '*) echo \"$3-0:1.35.0-1.*\" >> {locks};;\n\
                  *) {work};;\nesac"
@@ -140,6 +144,19 @@ async fn locks_are_back_whatever_becomes_of_the_installation() {
         assert_eq!(installed.is_ok(), work == "true");
         assert_eq!(locks(&directory), ["containerd.io", "kubeadm"], "{work}");
     }
+}
+
+#[tokio::test]
+async fn a_list_of_locks_that_cannot_be_read_stops_dnf_before_the_transaction() {
+    let (directory, site) = with_locks("kubeadm-0:1.34.2-1.*\n", "touch $0.changed");
+    fs::remove_file(directory.path().join("locks")).unwrap();
+    let dnf = Dnf { site: &site, flavour: Flavour::Dnf4, version_lock: true };
+    let from = PackageArgs::default();
+    let order =
+        Order { plan: "p", from: &from, wants: vec![Want::kubernetes("kubeadm", &version())] };
+    let error = dnf.install(&order).await.unwrap_err();
+    assert!(error.message.contains("versionlock list"), "{error}");
+    assert!(!directory.path().join("Dnf.changed").exists());
 }
 
 #[tokio::test]
