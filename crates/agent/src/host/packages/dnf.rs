@@ -15,7 +15,7 @@ use refit_kinds::version::KubernetesVersion;
 use super::{
     KUBERNETES, Order, Want, Wanted,
     dnf_errors::{explain, is_unsolvable},
-    dnf_offline,
+    dnf_offline, dnf_signatures,
     dnf_sources::{self, Section},
     fetched, locks, package_files, pins, rpm_database, rpm_leftovers,
 };
@@ -176,8 +176,13 @@ impl<'a> Dnf<'a> {
     async fn fetched(&self, plan: &str, wants: &[Want]) -> Option<PathBuf> {
         let directory = fetched::directory(self.site, plan);
         let files = package_files(&directory, "rpm").unwrap_or_default();
-        let found = dnf_offline::of_files(self.site, files, wants).await;
-        found.unwrap_or_else(|error| {
+        let found = async {
+            if self.flavour == Flavour::Tdnf {
+                dnf_signatures::check(self.site, &files).await?;
+            }
+            dnf_offline::of_files(self.site, files, wants).await
+        };
+        found.await.unwrap_or_else(|error| {
             self.site.log_and_go_on(&format!("cannot use the fetched packages: {error}"));
             None
         })
@@ -332,7 +337,8 @@ impl<'a> Dnf<'a> {
         call
     }
 
-    /// dnf 5 does not verify signatures before an installation.
+    /// dnf 5 does not verify signatures before an installation. Those of tdnf are
+    /// [verified](dnf_signatures) before its packages are used.
     fn verifies_when_fetching(&self) -> bool {
         match self.flavour {
             Flavour::Dnf4 | Flavour::Tdnf => true,

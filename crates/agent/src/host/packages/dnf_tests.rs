@@ -65,6 +65,35 @@ fn a_directory_of_packages_is_the_only_repository() {
     assert!(fetched.contains(&format!("--nogpgcheck {only}")), "{fetched}");
 }
 
+/// tdnf may not have verified the signatures of what it only downloaded.
+#[tokio::test]
+async fn tdnf_installs_a_fetched_package_only_if_rpm_finds_its_signature_valid() {
+    let (directory, site) = with_locks("", "true");
+    let fetched = fetched::prepare(&site, "p").unwrap();
+    fs::write(fetched.join("kubeadm.rpm"), "").unwrap();
+    let repositories = site.path("/etc/yum.repos.d");
+    fs::create_dir_all(&repositories).unwrap();
+    let repository = repositories.join("kubernetes.repo");
+    let dnf = Dnf { site: &site, flavour: Flavour::Tdnf, version_lock: false };
+    let wants = [Want::kubernetes("kubeadm", &version())];
+    for (answer, gpgcheck, used) in [
+        ("digests signatures OK", 1, true),
+        ("rsa sha1 (md5) pgp md5 OK", 1, true),
+        ("digests OK", 1, false),
+        ("digests OK", 0, true),
+        ("digests SIGNATURES NOT OK'; exit 1; '", 1, false),
+    ] {
+        fs::write(&repository, format!("[kubernetes]\ngpgcheck={gpgcheck}\n")).unwrap();
+        let script = format!(
+            "#!/bin/sh\ncase \"$*\" in\n--checksig*) echo \"$2: \"'{answer}';;\n\
+             *) printf '@\\tkubeadm\\t0\\t1.35.0\\t1.1\\tx86_64\\n';;\nesac\n"
+        );
+        fs::write(directory.path().join("Rpm"), script).unwrap();
+        let found = dnf.fetched("p", &wants).await;
+        assert_eq!(found.is_some(), used, "{answer} {gpgcheck}");
+    }
+}
+
 #[test]
 fn a_rollback_is_a_downgrade() {
     assert!(is_older(&Wanted::Text("1.34.2-150500.1.1".to_owned()), "1.35.0-150500.1.1"));

@@ -13,6 +13,7 @@ mod apt_sources;
 mod dnf;
 mod dnf_errors;
 mod dnf_offline;
+mod dnf_signatures;
 mod dnf_sources;
 mod fetched;
 mod locks;
