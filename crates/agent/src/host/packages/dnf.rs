@@ -125,7 +125,7 @@ impl<'a> Dnf<'a> {
     /// Installs the missing packages of an order, and locks the packages of Kubernetes.
     pub async fn install(&self, order: &Order<'_>) -> Result<(), WorkError> {
         rpm_database::repair(self.site, &order.wants).await?;
-        rpm_leftovers::remove(self.site, order.plan).await?;
+        rpm_leftovers::remove(self.site).await?;
         dnf_sources::prepare(self.site, order)?;
         let wants = self.missing(order).await?;
         if wants.is_empty() {
@@ -155,7 +155,7 @@ impl<'a> Dnf<'a> {
             Change::Install | Change::Restore => Work::Install,
         };
         let outcome = match self.unlock(order.plan, wants, change).await {
-            Ok(()) if !wants.is_empty() => self.change(order.plan, source, wants, work).await,
+            Ok(()) if !wants.is_empty() => self.change(source, wants, work).await,
             other => other,
         };
         let lock_kubernetes = outcome.is_ok() && change == Change::Install;
@@ -201,7 +201,7 @@ impl<'a> Dnf<'a> {
         });
         let all: Vec<Want> = all.collect();
         rpm_database::repair(self.site, &all).await?;
-        rpm_leftovers::remove(self.site, plan).await?;
+        rpm_leftovers::remove(self.site).await?;
         let installed = self.installed().await?;
         let mut wants = Vec::new();
         for (name, version) in packages {
@@ -241,31 +241,29 @@ impl<'a> Dnf<'a> {
     /// used; a broken database is rebuilt once.
     async fn change(
         &self,
-        plan: &str,
         source: Source<'_>,
         wants: &[Want],
         work: Work<'_>,
     ) -> Result<(), WorkError> {
-        let mut outcome = self.transact(plan, source, wants, work).await?;
+        let mut outcome = self.transact(source, wants, work).await?;
         if let Err(error) = &outcome
             && rpm_database::is_broken(error.output_tail())
         {
             rpm_database::rebuild(self.site, &error.to_string()).await?;
-            rpm_leftovers::remove(self.site, plan).await?;
-            outcome = self.transact(plan, source, wants, work).await?;
+            rpm_leftovers::remove(self.site).await?;
+            outcome = self.transact(source, wants, work).await?;
         }
         if let (Source::Fetched(_), Err(error)) = (source, &outcome)
             && is_unsolvable(error)
         {
             self.site.log_and_go_on(&format!("the fetched packages do not suffice: {error}"));
-            outcome = self.transact(plan, Source::Host, wants, work).await?;
+            outcome = self.transact(Source::Host, wants, work).await?;
         }
         outcome.map_err(|error| explain(error, &dnf_sources::sections(self.site), wants))
     }
 
     async fn transact(
         &self,
-        plan: &str,
         source: Source<'_>,
         wants: &[Want],
         work: Work<'_>,
@@ -279,14 +277,14 @@ impl<'a> Dnf<'a> {
                 continue;
             }
             if work == Work::Install {
-                rpm_leftovers::begin(self.site, plan, &wants).await?;
+                rpm_leftovers::begin(self.site, &wants).await?;
             }
             let call = self.transaction(verb, source, &wants, work);
             if let Err(error) = locks::run(self.site, &call).await {
                 return Ok(Err(error));
             }
             if work == Work::Install {
-                rpm_leftovers::end(self.site, plan)?;
+                rpm_leftovers::end(self.site)?;
             }
         }
         Ok(Ok(()))
