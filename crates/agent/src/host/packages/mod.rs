@@ -160,11 +160,17 @@ impl<'a> Packages<'a> {
 
     /// Every installed package and its version.
     pub async fn installed(&self) -> Result<BTreeMap<String, String>, WorkError> {
-        match self {
-            Self::Apt(apt) => apt.installed().await,
-            Self::Dnf(dnf) => dnf.installed().await,
-            Self::Tarball(tarball) => Ok(tarball.installed()),
-        }
+        let (installed, repair) = match self {
+            Self::Apt(apt) => (apt.installed().await, "dpkg --configure -a"),
+            Self::Dnf(dnf) => (dnf.installed().await, "rpm --rebuilddb"),
+            Self::Tarball(tarball) => return Ok(tarball.installed()),
+        };
+        installed.map_err(|WorkError { kind, message }| WorkError {
+            kind,
+            message: format!(
+                "{message}; if this remains, repair the package database on the host with `{repair}`"
+            ),
+        })
     }
 
     /// Fetches the packages that an order and its rollback need, without installing anything.
@@ -303,6 +309,25 @@ mod tests {
         assert!(Wanted::Text("2.1.4-1".to_owned()).matches("2.1.4-1"));
         assert!(!Wanted::Text("2.1.4-1".to_owned()).matches("2.1.4-10"));
         assert!(Wanted::Text("2.1.*".to_owned()).matches("2.1.4-10"));
+    }
+
+    #[tokio::test]
+    async fn an_unreadable_package_database_is_reported_with_its_remedy() {
+        let directory = tempfile::tempdir().unwrap();
+        let fails = || crate::host::Tool { path: "/bin/false".to_owned(), ..Default::default() };
+        let site = Site::at(directory.path().join("root"), directory.path().join("state"))
+            .with_tool(Program::Dnf, fails())
+            .with_tool(Program::Rpm, fails())
+            .with_tool(Program::DpkgQuery, fails());
+        for (driver, remedy) in [
+            (PackageDriver::Apt, "with `dpkg --configure -a`"),
+            (PackageDriver::Dnf, "with `rpm --rebuilddb`"),
+        ] {
+            let manager = Packages::of(&site, driver).unwrap();
+            let error = manager.installed().await.unwrap_err();
+            assert!(error.message.contains("/bin/false"), "{error}");
+            assert!(error.message.ends_with(remedy), "{error}");
+        }
     }
 
     #[test]
