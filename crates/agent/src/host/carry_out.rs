@@ -288,7 +288,11 @@ fn order<'a>(plan: &'a str, from: &'a PackageArgs, wants: Vec<Want>) -> Order<'a
 fn require_done(evidence: &Evidence) -> Result<(), WorkError> {
     match evidence {
         Evidence::Done => Ok(()),
-        Evidence::Missing { what } | Evidence::Refused { what, .. } => {
+        Evidence::Missing { what } => Err(WorkError::retriable(format!(
+            "the command succeeded, but {what}; find out which other program changes packages on the \
+             host, such as configuration management"
+        ))),
+        Evidence::Refused { what, .. } => {
             Err(WorkError::retriable(format!("the command succeeded, but {what}")))
         }
     }

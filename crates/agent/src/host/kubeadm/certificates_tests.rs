@@ -175,6 +175,7 @@ async fn a_static_pod_that_does_not_restart_is_reported() {
     };
     let error = wait("s", 2).await.unwrap_err();
     assert!(error.message.contains("did not restart within"), "{error}");
+    assert!(error.message.contains("`journalctl -u kubelet`"), "{error}");
     // A different container ID each time.
     fs::write(&crictl, "#!/bin/sh\necho $$\n").unwrap();
     until_it_runs(&crictl).await;

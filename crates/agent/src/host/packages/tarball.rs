@@ -114,7 +114,8 @@ impl<'a> Tarball<'a> {
         for want in &order.wants {
             if !has(want) {
                 return Err(WorkError::permanent(format!(
-                    "the tarball {} does not contain the program {}",
+                    "the tarball {} does not contain the program {}; use one with the node or server \
+                     binaries of Kubernetes",
                     archive.display(),
                     want.name
                 )));
@@ -335,13 +336,14 @@ fn version_of(wants: &[Want]) -> Result<Option<&KubernetesVersion>, WorkError> {
 fn check_sha256(archive: &Path, wanted: &str) -> Result<(), WorkError> {
     if wanted.is_empty() {
         return Err(WorkError::permanent(
-            "packages.sha256 is empty; a tarball is not unpacked without its checksum",
+            "packages.sha256 is empty; a tarball is not unpacked without its checksum, set it in the plan",
         ));
     }
     let (_, found) = digest(archive)?;
     if !found.eq_ignore_ascii_case(wanted) {
         return Err(WorkError::permanent(format!(
-            "{} has sha256 {found}, packages.sha256 is {wanted}",
+            "{} has sha256 {found}, packages.sha256 is {wanted}; correct packages.sha256, or replace the \
+             tarball",
             archive.display()
         )));
     }
@@ -364,7 +366,8 @@ async fn check_version(
         return Ok(());
     }
     Err(WorkError::permanent(format!(
-        "{name} in the tarball has version {:?}, expected {version}",
+        "{name} in the tarball has version {:?}, expected {version}; set packages.path or packages.url, and \
+         packages.sha256, to the tarball of that version",
         output.trim()
     )))
 }
