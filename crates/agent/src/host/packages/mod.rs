@@ -32,6 +32,7 @@ use refit_kinds::version::KubernetesVersion;
 
 use super::{Evidence, Program, Site, work::WorkError};
 pub(crate) use fetched::STORE as FETCHED;
+pub(crate) use tarball::{DOWNLOADS as TARBALLS, STORE as UNPACKED};
 
 /// The packages that have the version of Kubernetes.
 pub(crate) const KUBERNETES: [&str; 3] = ["kubeadm", "kubectl", "kubelet"];

@@ -33,7 +33,10 @@ use crate::host::{
     work::WorkError,
 };
 
-const STORE: &str = "/opt/refit/kubernetes";
+/// Directory of the unpacked versions.
+pub(crate) const STORE: &str = "/opt/refit/kubernetes";
+/// Directory of downloaded tarballs in the agent's own directory.
+pub(crate) const DOWNLOADS: &str = "tarballs";
 /// Directory of links for programs that the host does not have yet.
 const DEFAULT_LINKS: &str = "/usr/local/bin";
 /// File of an unpacked version with the sha256 of its tarball.
@@ -170,7 +173,7 @@ impl<'a> Tarball<'a> {
 
     /// Directory of downloaded tarballs until they are unpacked.
     fn downloads(&self) -> PathBuf {
-        self.site.state().join("tarballs")
+        self.site.state().join(DOWNLOADS)
     }
 
     async fn archive(&self, order: &Order<'_>) -> Result<PathBuf, WorkError> {
