@@ -344,12 +344,8 @@ mod tests {
     #[test]
     fn a_download_waits_for_a_mirror_that_does_not_have_the_package_yet() {
         let (version, packages) = ("v1.35.0".parse().unwrap(), PackageArgs::default());
-        let stage = HostStep::Stage {
-            version,
-            packages: packages.clone(),
-            images: None,
-            bundle: None,
-        };
+        let stage =
+            HostStep::Stage { version, packages: packages.clone(), images: None, bundle: None };
         let version = "v1.35.0".parse().unwrap();
         let install = HostStep::KubeadmInstall { version, packages };
         for (tail, kind) in [

@@ -19,6 +19,11 @@ use super::{
     work::WorkError,
 };
 
+/// Its name in the snapshot of the plan.
+const NAME: &str = "fetched-kubelet";
+/// Directory of its unpacked package, next to it.
+const UNPACKED: &str = "fetched-kubelet.all";
+
 /// Unpacks the kubelet of a version, and logs whether it accepts the configuration: `kubeadm upgrade` may
 /// still change that. Best effort.
 pub(super) async fn stage(
@@ -54,8 +59,23 @@ pub(super) fn forget(site: &Site, plan: &str) {
     }
 }
 
+/// Removes those of all plans, with what an interrupted attempt has unpacked.
+pub(super) fn forget_all(site: &Site) {
+    let plans = fs::read_dir(site.state().join("snapshots")).into_iter().flatten().flatten();
+    for plan in plans {
+        let unpacked = plan.path().join(UNPACKED);
+        for removed in [fs::remove_file(plan.path().join(NAME)), fs::remove_dir_all(unpacked)] {
+            if let Err(error) = removed
+                && error.kind() != io::ErrorKind::NotFound
+            {
+                tracing::warn!(%error, "a fetched kubelet was not removed");
+            }
+        }
+    }
+}
+
 fn place(site: &Site, plan: &str) -> PathBuf {
-    site.snapshot(plan).join("fetched-kubelet")
+    site.snapshot(plan).join(NAME)
 }
 
 async fn unpack(
@@ -84,7 +104,7 @@ async fn unpack(
                 );
                 return Ok(());
             };
-            let all = own.join("fetched-kubelet.all");
+            let all = own.join(UNPACKED);
             fs::create_dir_all(&all).map_err(file)?;
             let [package, into] = [&package, &all].map(|path| path.display().to_string());
             let extract = ["--extract".to_owned(), package, into];

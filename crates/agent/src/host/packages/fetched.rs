@@ -25,10 +25,8 @@ pub(super) fn directory(site: &Site, plan: &str) -> PathBuf {
 /// Creates the directory of a plan, and removes those of other plans.
 pub(super) fn prepare(site: &Site, plan: &str) -> Result<PathBuf, WorkError> {
     let own = directory(site, plan);
-    for entry in fs::read_dir(site.path(STORE)).into_iter().flatten().flatten() {
-        if entry.path() != own {
-            remove_all(site, &entry.path());
-        }
+    for other in all(site).iter().filter(|path| **path != own) {
+        remove_all(site, other);
     }
     fs::create_dir_all(&own).map_err(|error| WorkError::file(&own, &error))?;
     for path in [&site.path(STORE), &own] {
@@ -38,9 +36,10 @@ pub(super) fn prepare(site: &Site, plan: &str) -> Result<PathBuf, WorkError> {
     Ok(own)
 }
 
-/// Removes the packages that a plan fetched.
-pub(super) fn remove(site: &Site, plan: &str) {
-    remove_all(site, &directory(site, plan));
+/// Directories of the packages that all plans fetched.
+pub(super) fn all(site: &Site) -> Vec<PathBuf> {
+    let entries = fs::read_dir(site.path(STORE)).into_iter().flatten().flatten();
+    entries.map(|entry| entry.path()).collect()
 }
 
 fn remove_all(site: &Site, path: &Path) {
@@ -66,8 +65,6 @@ mod tests {
         let mode = fs::metadata(&first).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o755, "apt's own user downloads into it");
         let second = prepare(&site, "second").unwrap();
-        assert!(!first.exists() && second.exists());
-        remove(&site, "second");
-        assert!(!second.exists());
+        assert_eq!(all(&site), [second]);
     }
 }

@@ -212,9 +212,8 @@ impl<'a> Packages<'a> {
 }
 
 /// Rolls back what fetching packages changed, except files: releases the packages that the plan
-/// holds and removes those that it fetched.
-pub(crate) async fn forget(site: &Site, plan: &str) -> Result<(), WorkError> {
-    fetched::remove(site, plan);
+/// holds.
+pub(crate) async fn release(site: &Site, plan: &str) -> Result<(), WorkError> {
     apt::Apt::new(site).release(plan).await
 }
 
@@ -223,9 +222,9 @@ pub(crate) fn fetched_directory(site: &Site, plan: &str) -> PathBuf {
     fetched::directory(site, plan)
 }
 
-/// Removes the packages that a plan fetched: it has ended.
-pub(crate) fn remove_fetched(site: &Site, plan: &str) {
-    fetched::remove(site, plan);
+/// Directories of the packages that all plans fetched.
+pub(crate) fn all_fetched(site: &Site) -> Vec<PathBuf> {
+    fetched::all(site)
 }
 
 /// The package files in a directory, sorted.
