@@ -128,6 +128,7 @@ impl Driver {
                 self.read_fact(Fact::Packages).await?;
                 let mut packages = self.facts.packages.clone();
                 packages.extend(self.host.versions(&undo::named_packages(&steps)).await?);
+                self.host.remove_fetched().await;
                 let record = Record::PlanAccepted {
                     plan,
                     node_update,
@@ -152,6 +153,8 @@ impl Driver {
                 self.write(journal, record).await
             }
             Next::End { state } => {
+                // Before the record: an interrupted removal is then repeated.
+                self.host.remove_fetched().await;
                 let at = now;
                 self.write(journal, Record::PlanEnded { plan, state, at }).await
             }

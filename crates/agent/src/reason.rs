@@ -19,6 +19,8 @@ use crate::{
 
 /// Reason of an attempt that used its whole timeout; of a download, whatever its output is.
 pub(crate) const TIMED_OUT: &str = "TimedOut";
+/// Reason of a failure because no source has a package.
+const PACKAGE_MISSING: &str = "PackageMissing";
 
 /// A failed attempt.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -53,7 +55,7 @@ const FINAL: FailureKind = FailureKind::Final;
 const PERSON: FailureKind = FailureKind::NeedsPerson;
 
 /// Ordered from unambiguous phrases to those that also occur in the output of other failures.
-const RULES: [Rule; 18] = [
+const RULES: [Rule; 19] = [
     rule(
         "DiskFull",
         PERSON,
@@ -98,7 +100,7 @@ const RULES: [Rule; 18] = [
         "install the signing key of the packages on the host, or correct the package sources",
     ),
     rule(
-        "PackageMissing",
+        PACKAGE_MISSING,
         PERSON,
         &[
             "Unable to locate package",
@@ -112,7 +114,7 @@ const RULES: [Rule; 18] = [
     // The mirror may be changing at this moment, the package lists may be older than the mirror, or
     // only one of several sources may fail: a retry can succeed. If the error persists, the output
     // shows it.
-    rule("PackageMissing", RETRIABLE, &["404  Not Found"], ""),
+    rule(PACKAGE_MISSING, RETRIABLE, &["404  Not Found"], ""),
     rule(
         "PackageConflict",
         PERSON,
@@ -166,6 +168,8 @@ const RULES: [Rule; 18] = [
         "",
     ),
     rule("OutOfMemory", RETRIABLE, &["Out of memory", "oom-kill", "Cannot allocate memory"], ""),
+    // After "Unreachable": the package lists are old then.
+    rule(PACKAGE_MISSING, RETRIABLE, &["the repositories of the host have no package"], ""),
 ];
 
 impl Failure {
@@ -219,7 +223,8 @@ impl Failure {
         let worker_kind = Some(failure_of(code)).filter(|kind| *kind != RETRIABLE);
         let output = deciding(tail);
         let rule = RULES.iter().find(|rule| rule.matches(output));
-        let kind = worker_kind.or(rule.map(|rule| rule.kind)).unwrap_or(RETRIABLE);
+        let kind = rule.map(|rule| rule.kind_for(&job.command));
+        let kind = worker_kind.or(kind).unwrap_or(RETRIABLE);
         // The clock may have jumped: the duration does not decide whether there is a retry, only how
         // many.
         let used_timeout = took >= SignedDuration::from_secs(i64::from(job.timeout_seconds));
@@ -256,6 +261,13 @@ fn is_download(command: &Command) -> bool {
 }
 
 impl Rule {
+    /// The kind of failure of a command. A mirror may get the packages of a new version later than others,
+    /// and a download has time for that.
+    fn kind_for(&self, command: &Command) -> FailureKind {
+        let may_come = self.reason == PACKAGE_MISSING && is_download(command);
+        if may_come { RETRIABLE } else { self.kind }
+    }
+
     fn matches(&self, tail: &str) -> bool {
         self.words.iter().any(|words| tail.contains(words))
     }
@@ -265,7 +277,7 @@ impl Rule {
 mod tests {
     use super::*;
     use crate::host::work::{EXIT_NEEDS_PERSON, GOES_ON};
-    use refit_kinds::refit::{HostStep, ImageArgs};
+    use refit_kinds::refit::{HostStep, ImageArgs, PackageArgs};
 
     fn failed(tail: &str, seconds: i64) -> Failure {
         let job = Job::new("p", "u", "snapshot", HostStep::Snapshot {});
@@ -327,6 +339,32 @@ mod tests {
         // "not found" in the output of another program does not mean a missing package.
         let other = "error: configmap \"kubeadm-config\" was not found";
         assert_eq!(failed(other, 1).reason, "CommandFailed");
+    }
+
+    #[test]
+    fn a_download_waits_for_a_mirror_that_does_not_have_the_package_yet() {
+        let (version, packages) = ("v1.35.0".parse().unwrap(), PackageArgs::default());
+        let stage =
+            HostStep::Stage { version, packages: packages.clone(), images: None, bundle: None };
+        let version = "v1.35.0".parse().unwrap();
+        let install = HostStep::KubeadmInstall { version, packages };
+        for (tail, kind) in [
+            ("Error: Unable to find a match: kubeadm-1.35.0-*", PERSON),
+            ("No match for argument: kubeadm-1.35.0-*", PERSON),
+            ("E: Version '1.35.0-*' for 'kubeadm' was not found", PERSON),
+            ("E: Unable to locate package kubeadm", PERSON),
+            ("error: the repositories of the host have no package kubeadm at v1.35.0", RETRIABLE),
+        ] {
+            for (step, kind) in [(&stage, RETRIABLE), (&install, kind)] {
+                let job = Job::new("p", "u", "s", step.clone());
+                let failure = Failure::of_exit(&job, 1, tail, SignedDuration::from_secs(9));
+                assert_eq!((failure.reason, failure.kind), ("PackageMissing", kind), "{tail}");
+            }
+        }
+        // The packages are there, so a retry does not help.
+        let job = Job::new("p", "u", "s", stage);
+        let conflict = Failure::of_exit(&job, 1, "nothing provides x", SignedDuration::ZERO);
+        assert_eq!(conflict.kind, PERSON);
     }
 
     #[test]

@@ -129,6 +129,21 @@ async fn a_step_that_keeps_failing_fails_the_plan_with_a_reason() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn the_packages_of_a_plan_stay_until_it_ends_in_whatever_way() {
+    for (failures, end) in [(0, PlanState::Succeeded), (99, PlanState::Failed)] {
+        let world = World::new().await;
+        world.break_step("kubeadm-upgrade", failures);
+        let steps = worker_steps(NEW, false);
+        world.order_plan("p1", Gate::Stage, &steps).await;
+        world.run_for(300).await;
+        assert!(world.host_state().has_fetched());
+        world.order_plan("p1", Gate::Disrupt, &steps).await;
+        world.run_to(end).await;
+        assert!(!world.host_state().has_fetched(), "{end:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn an_abort_before_no_return_restores_kubeadm() {
     let world = World::new().await;
     let steps = worker_steps(NEW, false);

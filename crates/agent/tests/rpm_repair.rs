@@ -6,7 +6,7 @@ use std::{
     path::PathBuf,
 };
 
-use refit_agent::host::{Program, Tool};
+use refit_agent::host::{Order, Program, Tool};
 use refit_kinds::refit::{FailureKind, PackageArgs};
 use rpm::{BuildConfig, CompressionWithLevel, Dependency, PackageBuilder, Scriptlet};
 
@@ -43,7 +43,7 @@ async fn entries(world: &World, name: &str) -> Vec<String> {
 
 #[tokio::test]
 async fn an_interrupted_transaction_of_the_plan_is_repaired() {
-    for (from, to) in [("1.35.0", "1.36.0"), ("1.36.0", "1.35.0")] {
+    for (from, to, next_plan) in [("1.35.0", "1.36.0", "p"), ("1.36.0", "1.35.0", "retry")] {
         let Some(world) = World::at_134().await else {
             return;
         };
@@ -59,7 +59,7 @@ async fn an_interrupted_transaction_of_the_plan_is_repaired() {
         world.dnf().fetch(&order).await.unwrap();
         world.dnf().install(&order).await.unwrap_err();
         assert_eq!(entries(&world, "kubeadm").await.len(), 2, "{}", world.log());
-        world.install(&order).await.unwrap();
+        world.install(&Order { plan: next_plan, ..order }).await.unwrap();
         assert_eq!(entries(&world, "kubeadm").await, [to], "{}", world.log());
     }
 }

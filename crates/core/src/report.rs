@@ -249,7 +249,7 @@ pub enum Refusal {
     CertificateExpires {
         /// The node.
         node: NodeName,
-        /// The certificate, as its path under `/etc/kubernetes`.
+        /// Path of the certificate on the host.
         certificate: String,
         /// When it expires.
         until: Timestamp,

@@ -125,4 +125,8 @@ impl Host for SimHost {
     fn release<'a>(&'a self, unit: &'a str) -> BoxFuture<'a, ()> {
         Box::pin(async move { self.enter().await.release(unit) })
     }
+
+    fn remove_fetched(&self) -> BoxFuture<'_, ()> {
+        Box::pin(async move { self.enter().await.remove_fetched() })
+    }
 }

@@ -27,6 +27,8 @@ const KUBELET_FLAGS: &str = "/var/lib/kubelet/kubeadm-flags.env";
 /// Stands for kubeadm's certificates: present once they are renewed.
 const CERTIFICATES: &str = "/etc/kubernetes/pki";
 const TIME_SERVERS: &str = "/etc/time-servers";
+/// Start of the paths of fetched packages.
+const FETCHED: &str = "/var/cache/refit/";
 /// Copies of files from before a step changed them.
 const KEPT: &str = "/var/lib/refit/kept";
 
@@ -36,6 +38,16 @@ fn os_name_path(sha384: &str) -> String {
 }
 
 impl HostState {
+    /// Removes the packages that plans have fetched.
+    pub(super) fn remove_fetched(&mut self) {
+        self.root.retain(|path, _| !path.starts_with(FETCHED));
+    }
+
+    /// Whether packages that a plan has fetched are on the host.
+    pub fn has_fetched(&self) -> bool {
+        self.root.keys().any(|path| path.starts_with(FETCHED))
+    }
+
     /// Checks whether the work of a job's command is done.
     pub fn look(&self, job: &Job, since: &Since) -> Evidence {
         match &job.command {
@@ -160,7 +172,7 @@ impl HostState {
         match command {
             Command::Step(HostStep::Preflight { .. }) => Ok("the host can be updated".to_owned()),
             Command::Step(HostStep::Stage { version, .. }) => {
-                self.root.insert(format!("/var/cache/refit/{version}"), PACKAGES.join(" "));
+                self.root.insert(format!("{FETCHED}{version}"), PACKAGES.join(" "));
                 Ok(format!("{} fetched", PACKAGES.join(", ")))
             }
             Command::Step(HostStep::Snapshot {}) => {

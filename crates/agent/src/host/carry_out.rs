@@ -208,9 +208,7 @@ async fn run_step(
         HostStep::KubeletRestart {} => restart_kubelet(site).await,
         HostStep::Reboot {} => reboot::reboot(site, Patience::USUAL).await,
         HostStep::Verify { version } => {
-            running::wait(site, version.as_ref(), running::VERIFY).await?;
-            packages::remove_fetched(site, plan);
-            Ok(())
+            running::wait(site, version.as_ref(), running::VERIFY).await
         }
     }
 }
@@ -234,7 +232,7 @@ async fn roll_back(site: &Site, job: &JobFile, undo: &Undo) -> Result<(), WorkEr
             let mut back = keep::put_back(site, plan, step)?;
             back.extend(keep::put_back(site, plan, keep::PACKAGES)?);
             site.log(&format!("restored {}", back.join(", ")));
-            packages::forget(site, plan).await?;
+            packages::release(site, plan).await?;
             ntp::put_back(site, plan, step).await
         }
         Undo::OsImage { os_image } => {
@@ -290,7 +288,11 @@ fn order<'a>(plan: &'a str, from: &'a PackageArgs, wants: Vec<Want>) -> Order<'a
 fn require_done(evidence: &Evidence) -> Result<(), WorkError> {
     match evidence {
         Evidence::Done => Ok(()),
-        Evidence::Missing { what } | Evidence::Refused { what, .. } => {
+        Evidence::Missing { what } => Err(WorkError::retriable(format!(
+            "the command succeeded, but {what}; find out which other program changes packages on the \
+             host, such as configuration management"
+        ))),
+        Evidence::Refused { what, .. } => {
             Err(WorkError::retriable(format!("the command succeeded, but {what}")))
         }
     }

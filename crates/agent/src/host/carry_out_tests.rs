@@ -1,5 +1,3 @@
-use std::os::unix::fs::symlink;
-
 use refit_kinds::refit::{
     FileArgs, KubeletArg, KubeletArgs, NtpArgs, PackageVersion, PlannedFile, SecretKey,
     StepEvidence,
@@ -211,18 +209,4 @@ async fn snapshots_of_older_plans_are_pruned_after_any_step() {
     let directory = world.site().snapshot("d");
     let left = fs::read_dir(directory.parent().unwrap()).unwrap().count();
     assert_eq!(left, snapshot::KEPT + 1);
-}
-
-#[tokio::test]
-async fn fetched_packages_are_removed_at_the_end_of_a_plan() {
-    let mut world = World::new();
-    world.host.script(Program::Systemctl, "echo ActiveState=active; echo MainPID=7");
-    let kubelet = world.host.executable("kubelet", "echo Kubernetes v1.35.0");
-    fs::create_dir_all(world.site().path("/proc/7")).unwrap();
-    symlink(&kubelet, world.site().path("/proc/7/exe")).unwrap();
-    let fetched = world.site().path("/var/cache/refit-agent/p");
-    fs::create_dir_all(&fetched).unwrap();
-    let verify = HostStep::Verify { version: None };
-    world.carry_out("p", Command::Step(verify)).await.unwrap();
-    assert!(!fetched.exists());
 }

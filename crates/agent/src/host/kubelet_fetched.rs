@@ -20,6 +20,10 @@ use super::{
 
 /// Path of the program in its package.
 const PROGRAM: &str = "usr/bin/kubelet";
+/// Its name in the snapshot of the plan.
+const NAME: &str = "fetched-kubelet";
+/// Directory of its unpacked package, next to it.
+const UNPACKED: &str = "fetched-kubelet.all";
 
 /// Unpacks the kubelet of a version, and logs whether it accepts the configuration: `kubeadm upgrade` may
 /// still change that. Best effort.
@@ -56,8 +60,23 @@ pub(super) fn forget(site: &Site, plan: &str) {
     }
 }
 
+/// Removes those of all plans, with what an interrupted attempt has unpacked.
+pub(super) fn forget_all(site: &Site) {
+    let plans = fs::read_dir(site.state().join("snapshots")).into_iter().flatten().flatten();
+    for plan in plans {
+        let unpacked = plan.path().join(UNPACKED);
+        for removed in [fs::remove_file(plan.path().join(NAME)), fs::remove_dir_all(unpacked)] {
+            if let Err(error) = removed
+                && error.kind() != io::ErrorKind::NotFound
+            {
+                tracing::warn!(%error, "a fetched kubelet was not removed");
+            }
+        }
+    }
+}
+
 fn place(site: &Site, plan: &str) -> PathBuf {
-    site.snapshot(plan).join("fetched-kubelet")
+    site.snapshot(plan).join(NAME)
 }
 
 async fn unpack(
@@ -95,7 +114,7 @@ async fn unpack(
         let message = format!("{} has no valid signature", package.display());
         return Err(WorkError::needs_person(message));
     }
-    let all = own.join("fetched-kubelet.all");
+    let all = own.join(UNPACKED);
     // Of an attempt that was interrupted.
     let _ = fs::remove_dir_all(&all);
     fs::create_dir_all(&all).map_err(file)?;

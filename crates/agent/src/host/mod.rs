@@ -208,4 +208,6 @@ pub trait Host: Send + Sync + 'static {
     fn wait<'a>(&'a self, unit: &'a str) -> BoxFuture<'a, ()>;
     /// Removes an ended unit; its result is in the journal. Best effort.
     fn release<'a>(&'a self, unit: &'a str) -> BoxFuture<'a, ()>;
+    /// Removes what plans have fetched, while no plan needs it. Best effort.
+    fn remove_fetched(&self) -> BoxFuture<'_, ()>;
 }

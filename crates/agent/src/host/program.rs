@@ -60,6 +60,8 @@ pub enum Program {
     Kubelet,
     /// Sets the SELinux labels of files.
     Restorecon,
+    /// Removes fetched packages.
+    Rm,
     /// Lists the installed RPM packages.
     Rpm,
     /// Converts RPM packages into tarballs.
@@ -108,6 +110,7 @@ impl Program {
             Self::Kubeadm => &["/usr/bin/kubeadm", "/usr/local/bin/kubeadm", "/opt/bin/kubeadm"],
             Self::Kubelet => &["/usr/bin/kubelet", "/usr/local/bin/kubelet", "/opt/bin/kubelet"],
             Self::Restorecon => &["/usr/sbin/restorecon", "/sbin/restorecon"],
+            Self::Rm => &["/usr/bin/rm", "/bin/rm"],
             Self::Rpm => &["/usr/bin/rpm", "/bin/rpm"],
             Self::Rpm2archive => &["/usr/bin/rpm2archive"],
             Self::Systemctl => &["/usr/bin/systemctl", "/bin/systemctl"],

@@ -27,6 +27,7 @@ use super::{
     facts::{Fact, Unread},
     files::atomic::{self, Access},
     kubeadm::{MANIFESTS, certificates, image_of},
+    kubelet_fetched,
     look::{BOOT_ID, look},
     packages::{self, Packages},
     program::{open_log, read_from, tail},
@@ -232,6 +233,22 @@ impl RealHost {
     }
 }
 
+/// Removes packages that plans have fetched. The service may not write to their directory, so systemd
+/// starts the program.
+async fn remove_packages(site: &Site) -> Result<(), HostError> {
+    let fetched = packages::all_fetched(site);
+    if fetched.is_empty() {
+        return Ok(());
+    }
+    let paths = fetched.iter().map(|path| path.display().to_string());
+    let remove = site.call(Program::Rm, ["--recursive", "--force", "--"].map(str::to_owned));
+    let options = ["--unit=refit-remove-fetched.service", "--quiet", "--collect", "--wait", "--"];
+    let options = options.map(str::to_owned);
+    let call = options.into_iter().chain([remove.program]).chain(remove.arguments).chain(paths);
+    site.ask(Program::SystemdRun, call).await?;
+    Ok(())
+}
+
 impl Host for RealHost {
     fn facts(&self) -> BoxFuture<'_, HostFacts> {
         Box::pin(async move {
@@ -312,6 +329,15 @@ impl Host for RealHost {
                 if let Err(error) = fs::remove_file(&path) {
                     tracing::debug!(%error, path = %path.display(), "file not removed");
                 }
+            }
+        })
+    }
+
+    fn remove_fetched(&self) -> BoxFuture<'_, ()> {
+        Box::pin(async move {
+            kubelet_fetched::forget_all(&self.site);
+            if let Err(error) = remove_packages(&self.site).await {
+                tracing::warn!(%error, "fetched packages not removed; the next plan removes them");
             }
         })
     }

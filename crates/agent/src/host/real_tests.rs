@@ -1,6 +1,7 @@
 use refit_kinds::refit::{HostStep, PackageArgs};
 
 use super::*;
+use crate::host::Tool;
 
 fn host() -> RealHost {
     RealHost::new("/var/lib/refit").with_identity("/etc/kubernetes/kubelet.conf", "refit-system")
@@ -91,4 +92,36 @@ fn only_proxies_of_the_environment_reach_a_unit() {
     let environment = pairs.map(|(name, value)| (OsString::from(name), OsString::from(value)));
     let found = proxy_variables(environment.into_iter());
     assert_eq!(found.keys().collect::<Vec<_>>(), ["HTTPS_PROXY", "no_proxy"]);
+}
+
+#[tokio::test]
+async fn fetched_packages_are_removed_at_the_end_of_a_plan() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let directory = tempfile::tempdir().unwrap();
+    let site = Site::at(directory.path().join("root"), directory.path().join("state"));
+    let systemd_run = directory.path().join("systemd-run");
+    let script = "#!/bin/sh\nwhile [ \"$1\" != -- ]; do shift; done\nshift\nexec \"$@\"\n";
+    fs::write(&systemd_run, script).unwrap();
+    fs::set_permissions(&systemd_run, fs::Permissions::from_mode(0o755)).unwrap();
+    let tool = Tool { path: systemd_run.display().to_string(), ..Tool::default() };
+    let site = site.with_tool(Program::SystemdRun, tool);
+    let host = RealHost { site: site.clone(), ..host() };
+    // Nothing was fetched.
+    host.remove_fetched().await;
+    let store = site.path(packages::FETCHED);
+    for path in ["p/partial", "q"].map(|plan| store.join(plan)) {
+        fs::create_dir_all(&path).unwrap();
+        fs::write(path.join("kubelet.deb"), "").unwrap();
+    }
+    let snapshot = site.snapshot("p");
+    fs::create_dir_all(snapshot.join("fetched-kubelet.all/usr")).unwrap();
+    for name in ["fetched-kubelet", "pins"] {
+        fs::write(snapshot.join(name), "").unwrap();
+    }
+    host.remove_fetched().await;
+    let names = |directory: &Path| -> Vec<OsString> {
+        fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().file_name()).collect()
+    };
+    assert!(names(&store).is_empty());
+    assert_eq!(names(&snapshot), ["pins"]);
 }

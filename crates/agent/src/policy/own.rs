@@ -10,13 +10,15 @@ use refit_kinds::refit::FileArgs;
 use serde::{Deserialize, Serialize};
 
 use super::{HostPath, HostView, places, written};
+use crate::host::FETCHED;
 
 /// Directories and files of every agent: settings with policy and plan keys, keys of bundles,
-/// journal, and programs.
-const USUAL: [&str; 5] = [
+/// journal, fetched packages, and programs.
+const USUAL: [&str; 6] = [
     "/etc/refit-agent",
     "/etc/refit",
     "/var/lib/refit-agent",
+    FETCHED,
     "/opt/refit",
     "/usr/bin/refit-agent",
 ];

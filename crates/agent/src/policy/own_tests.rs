@@ -27,6 +27,7 @@ fn no_plan_writes_what_belongs_to_the_agent() {
         ("/etc/refit/keys/release.pub", true),
         ("//etc/./refit//keys/release.pub", true),
         ("/var/lib/refit-agent/journal.jsonl", true),
+        ("/var/cache/refit-agent/p/kubeadm.rpm", true),
         ("/opt/refit/agent/current", true),
         ("/usr/bin/refit-agent", true),
         ("/etc/systemd/system/refit-agent.service", true),
@@ -48,6 +49,7 @@ fn no_plan_writes_what_belongs_to_the_agent() {
         // Everything else is for the policy to forbid.
         ("/etc/refit-agent2/x", false),
         ("/etc/refitted", false),
+        ("/var/cache/refit-agents", false),
         ("/srv/policy.toml.old", false),
         ("/opt/keys/other.pem", false),
         ("/srv/data/x", false),

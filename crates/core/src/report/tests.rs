@@ -61,7 +61,7 @@ fn all() -> Vec<Refusal> {
         Refusal::NodeCordoned { node: "n".into() },
         Refusal::CertificateExpires {
             node: "n".into(),
-            certificate: s("pki/ca.crt"),
+            certificate: s("/etc/kubernetes/pki/ca.crt"),
             until: Timestamp::UNIX_EPOCH,
         },
         Refusal::NodeNotVerified { node: "n".into(), why: s("it runs v1.34.2") },

@@ -183,8 +183,8 @@ pub struct HostFacts {
     /// The package manager that installed Kubernetes on the host; absent if none did.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub package_driver: Option<PackageDriver>,
-    /// When the certificates expire that kubeadm does not renew on the host, by their paths under
-    /// `/etc/kubernetes`.
+    /// When the certificates expire that kubeadm does not renew on the host, by their absolute
+    /// paths.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(extend("maxProperties" = 64))]
     pub certificates: BTreeMap<String, Time>,

@@ -229,6 +229,8 @@ pub struct StepRules {
     pub timeout_seconds: u32,
     /// Maximum number of attempts, the first one included.
     pub attempts: i32,
+    /// Whether the step is a download.
+    download: bool,
     /// Whether a second run does no harm. After a restart of the agent, a step that is not
     /// idempotent runs again only after the host was checked.
     pub idempotent: bool,
@@ -241,7 +243,7 @@ pub struct StepRules {
 impl StepRules {
     /// Whether the step is a download, which is tried for longer than other steps.
     pub fn is_download(&self) -> bool {
-        self.attempts == DOWNLOAD_ATTEMPTS
+        self.download
     }
 }
 
@@ -290,7 +292,8 @@ impl StepType {
         const SETTLE: u32 = 900;
         const INSTALL: u32 = 1200;
         const LONG: u32 = 3600;
-        const TRIES: i32 = USUAL_ATTEMPTS;
+        const FETCH: bool = true;
+        const WORK: bool = false;
         const ONCE: bool = false;
         const AGAIN: bool = true;
         const NONE: &[&str] = &[];
@@ -299,35 +302,36 @@ impl StepType {
         const KUBECTL: &[&str] = &["kubectl"];
         // Each row of the table stays on one line.
         #[rustfmt::skip]
-        let (gate, disruptive, undo, timeout_seconds, attempts, idempotent, evidence, installs) = match self {
-            Self::Preflight => (Stage, false, None, QUICK, TRIES, AGAIN, Mark, NONE),
-            Self::Stage => (Stage, false, Some(Undo::Files), LONG, DOWNLOAD_ATTEMPTS, AGAIN, Mark, NONE),
-            Self::ImagePreload => (Stage, false, None, LONG, DOWNLOAD_ATTEMPTS, AGAIN, Mark, NONE),
-            Self::OsImageStage => (Stage, false, None, LONG, DOWNLOAD_ATTEMPTS, AGAIN, Host, NONE),
-            Self::Snapshot => (Stage, false, None, SAVE, TRIES, AGAIN, Mark, NONE),
-            Self::KubeadmInstall => (Upgrade, false, Some(Undo::Packages), INSTALL, TRIES, AGAIN, Both, KUBEADM),
-            Self::KubeadmUpgrade => (Upgrade, false, Some(Undo::Configuration), LONG, TRIES, ONCE, Both, NONE),
+        let (gate, disruptive, undo, timeout_seconds, download, idempotent, evidence, installs) = match self {
+            Self::Preflight => (Stage, false, None, QUICK, WORK, AGAIN, Mark, NONE),
+            Self::Stage => (Stage, false, Some(Undo::Files), LONG, FETCH, AGAIN, Mark, NONE),
+            Self::ImagePreload => (Stage, false, None, LONG, FETCH, AGAIN, Mark, NONE),
+            Self::OsImageStage => (Stage, false, None, LONG, FETCH, AGAIN, Host, NONE),
+            Self::Snapshot => (Stage, false, None, SAVE, WORK, AGAIN, Mark, NONE),
+            Self::KubeadmInstall => (Upgrade, false, Some(Undo::Packages), INSTALL, WORK, AGAIN, Both, KUBEADM),
+            Self::KubeadmUpgrade => (Upgrade, false, Some(Undo::Configuration), LONG, WORK, ONCE, Both, NONE),
             // Each of the four static pods may take long to come back.
-            Self::CertificatesRenew => (Upgrade, false, None, INSTALL, TRIES, AGAIN, Mark, NONE),
-            Self::Files => (Disrupt, true, Some(Undo::Files), QUICK, TRIES, AGAIN, Both, NONE),
-            Self::Ntp => (Disrupt, false, Some(Undo::Files), QUICK, TRIES, AGAIN, Both, NONE),
-            Self::ContainerRuntimeInstall => (Disrupt, true, Some(Undo::Packages), INSTALL, TRIES, AGAIN, Both, NONE),
-            Self::OsImageFinalize => (Disrupt, false, Some(Undo::OsImage), SAVE, TRIES, AGAIN, Host, NONE),
-            Self::KubeletFlags => (Disrupt, false, Some(Undo::Files), QUICK, TRIES, AGAIN, Both, NONE),
-            Self::KubeletInstall => (Disrupt, true, Some(Undo::Packages), INSTALL, TRIES, AGAIN, Both, KUBELET),
-            Self::KubectlInstall => (Disrupt, false, Some(Undo::Packages), INSTALL, TRIES, AGAIN, Both, KUBECTL),
-            Self::KubeletRestart => (Disrupt, true, Some(Undo::KubeletRestart), QUICK, TRIES, ONCE, Mark, NONE),
-            Self::Reboot => (Disrupt, true, None, REBOOT_SECONDS, TRIES, ONCE, Host, NONE),
-            Self::OsImageCommit => (Disrupt, false, None, INSTALL, TRIES, AGAIN, Host, NONE),
+            Self::CertificatesRenew => (Upgrade, false, None, INSTALL, WORK, AGAIN, Mark, NONE),
+            Self::Files => (Disrupt, true, Some(Undo::Files), QUICK, WORK, AGAIN, Both, NONE),
+            Self::Ntp => (Disrupt, false, Some(Undo::Files), QUICK, WORK, AGAIN, Both, NONE),
+            Self::ContainerRuntimeInstall => (Disrupt, true, Some(Undo::Packages), INSTALL, WORK, AGAIN, Both, NONE),
+            Self::OsImageFinalize => (Disrupt, false, Some(Undo::OsImage), SAVE, WORK, AGAIN, Host, NONE),
+            Self::KubeletFlags => (Disrupt, false, Some(Undo::Files), QUICK, WORK, AGAIN, Both, NONE),
+            Self::KubeletInstall => (Disrupt, true, Some(Undo::Packages), INSTALL, WORK, AGAIN, Both, KUBELET),
+            Self::KubectlInstall => (Disrupt, false, Some(Undo::Packages), INSTALL, WORK, AGAIN, Both, KUBECTL),
+            Self::KubeletRestart => (Disrupt, true, Some(Undo::KubeletRestart), QUICK, WORK, ONCE, Mark, NONE),
+            Self::Reboot => (Disrupt, true, None, REBOOT_SECONDS, WORK, ONCE, Host, NONE),
+            Self::OsImageCommit => (Disrupt, false, None, INSTALL, WORK, AGAIN, Host, NONE),
             // A kubelet may take minutes after a boot.
-            Self::Verify => (Disrupt, false, None, SETTLE, TRIES, AGAIN, Host, NONE),
+            Self::Verify => (Disrupt, false, None, SETTLE, WORK, AGAIN, Host, NONE),
         };
         StepRules {
             gate,
             disruptive,
             undo,
             timeout_seconds,
-            attempts,
+            attempts: if download { DOWNLOAD_ATTEMPTS } else { USUAL_ATTEMPTS },
+            download,
             idempotent,
             evidence,
             installs,

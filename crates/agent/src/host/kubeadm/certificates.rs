@@ -34,6 +34,8 @@ use crate::host::{
 };
 
 const KUBERNETES: &str = "/etc/kubernetes";
+/// Start of the names of files in kubeadm's `certificatesDir`; the others are in `/etc/kubernetes`.
+const PKI: &str = "pki/";
 /// Certificates and kubeconfigs that kubeadm renews, and the key of the authority that signs them.
 const RENEWED: [(&str, &str); 11] = [
     ("pki/apiserver.crt", "pki/ca.key"),
@@ -56,6 +58,14 @@ const ANNOTATION: &str = "refit.dev/certificates";
 const RESTART: Duration = Duration::from_mins(5);
 const POLL: Duration = Duration::from_secs(1);
 
+/// The certificates of a host.
+#[derive(Clone, Debug)]
+struct Certificates<'a> {
+    site: &'a Site,
+    /// kubeadm's `certificatesDir`.
+    pki: PathBuf,
+}
+
 /// Renews the certificates of a control plane if one of them expires soon, and restarts the static
 /// pods that read them.
 pub(crate) async fn renew(
@@ -64,13 +74,15 @@ pub(crate) async fn renew(
     args: &CertificateArgs,
     now: Timestamp,
 ) -> Result<(), WorkError> {
-    let before = found(site)?;
+    let certificates = Certificates::of(site);
+    let before = certificates.found()?;
     let soon = within(&before, args, now);
     // An interrupted attempt may have renewed the certificates without restarting all pods.
     let begun = site.snapshot(plan).join("certificates");
     match soon.first() {
         Some((name, ends)) => {
-            site.log(&format!("{name} expires {ends}, renewing the certificates"));
+            let path = certificates.on_host(name);
+            site.log(&format!("{} expires {ends}, renewing the certificates", path.display()));
         }
         None if begun.exists() => site.log("continuing an interrupted renewal of the certificates"),
         None => {
@@ -84,15 +96,18 @@ pub(crate) async fn renew(
         let call = site.call(Program::Kubeadm, ["certs", "renew", "all"]);
         site.run(&call).await?;
     }
-    let after = found(site)?;
+    let after = certificates.found()?;
     let same = |name: &str, ends: &Timestamp| after.get(name).is_none_or(|now| now <= ends);
     if let Some((name, _)) = soon.iter().find(|(name, ends)| same(name, ends)) {
         return Err(WorkError::retriable(format!(
-            "kubeadm renewed its certificates, but {name} expires no later than before"
+            "kubeadm renewed its certificates, but {} expires no later than before; check it with \
+             `kubeadm certs check-expiration`",
+            certificates.on_host(name).display()
         )));
     }
-    let sum = fingerprint(site);
-    for pod in readers::of_kubeadm(site).chain(readers::of_others(site, &renewed(site))) {
+    let sum = certificates.fingerprint();
+    let others = readers::of_others(site, &certificates.renewed());
+    for pod in readers::of_kubeadm(site).chain(others) {
         restart(site, &pod, &sum, RESTART).await?;
     }
     Ok(())
@@ -101,20 +116,15 @@ pub(crate) async fn renew(
 /// Restarts the static pods of other tools that read certificates which are no longer those of the fingerprint `before`.
 /// kubeadm's own were restarted by the upgrade.
 pub(super) async fn restart_other_readers(site: &Site, before: &str) -> Result<(), WorkError> {
-    let now = fingerprint(site);
+    let certificates = Certificates::of(site);
+    let now = certificates.fingerprint();
     if now == before {
         return Ok(());
     }
-    for pod in readers::of_others(site, &renewed(site)) {
+    for pod in readers::of_others(site, &certificates.renewed()) {
         restart(site, &pod, &now, RESTART).await?;
     }
     Ok(())
-}
-
-/// Paths of the certificates and kubeconfigs that kubeadm renews on this host.
-fn renewed(site: &Site) -> Vec<PathBuf> {
-    let of_host = RENEWED.into_iter().filter(|(_, key)| path(site, key).exists());
-    of_host.map(|(name, _)| on_host(site, name)).collect()
 }
 
 /// The certificates that expire within the number of days in the plan, the earliest first.
@@ -132,84 +142,109 @@ fn within(
     soon
 }
 
-/// Expiry of each certificate that kubeadm can renew on this host.
-fn found(site: &Site) -> Result<BTreeMap<&'static str, Timestamp>, WorkError> {
-    let mut all = BTreeMap::new();
-    for (name, key) in RENEWED {
-        if !path(site, key).exists() {
-            continue;
-        }
-        let Some(pem) = certificate(site, name)? else {
-            continue;
-        };
-        all.insert(name, end_of(name, &pem)?);
-    }
-    Ok(all)
-}
-
-/// Expiry of each certificate on this host that `kubeadm upgrade` does not renew, by its path. One that cannot be
-/// read is left out.
+/// Expiry of each certificate on this host that `kubeadm upgrade` does not renew, by its absolute path. One that cannot
+/// be read is left out.
 pub(crate) fn not_renewed(site: &Site) -> BTreeMap<String, Time> {
-    let of_others = RENEWED.into_iter().filter(|(_, key)| !path(site, key).exists());
+    let certificates = Certificates::of(site);
+    let of_others = RENEWED.into_iter().filter(|(_, key)| !certificates.path(key).exists());
     let names = AUTHORITIES.into_iter().chain(of_others.map(|(name, _)| name));
-    let read = |name: &str| end_of(name, &certificate(site, name).ok()??).ok();
-    names.filter_map(|name| Some((name.to_owned(), Time(read(name)?)))).collect()
-}
-
-fn path(site: &Site, name: &str) -> PathBuf {
-    site.path(on_host(site, name))
-}
-
-fn on_host(site: &Site, name: &str) -> PathBuf {
-    match name.strip_prefix("pki/") {
-        Some(rest) => manifest::certificates_directory(site).join(rest),
-        None => Path::new(KUBERNETES).join(name),
-    }
-}
-
-/// The certificate in a file; in a kubeconfig, the certificate of its user.
-fn certificate(site: &Site, name: &str) -> Result<Option<Vec<u8>>, WorkError> {
-    let Some((text, _)) = atomic::read(&path(site, name))? else {
-        return Ok(None);
-    };
-    if name.starts_with("pki/") {
-        return Ok(Some(text));
-    }
-    let text = String::from_utf8_lossy(&text);
-    let data = text.lines().find_map(|line| line.trim().strip_prefix("client-certificate-data:"));
-    let Some(data) = data else { return Ok(None) };
-    let decoded = STANDARD.decode(data.trim().trim_matches('"'));
-    decoded.map(Some).map_err(|_| unreadable(name))
-}
-
-fn end_of(name: &str, pem: &[u8]) -> Result<Timestamp, WorkError> {
-    // The first certificate is the host's own; others belong to authorities.
-    let pem = Pem::iter_from_buffer(pem).next();
-    let pem = pem.and_then(Result::ok).ok_or_else(|| unreadable(name))?;
-    let certificate = pem.parse_x509().map_err(|_| unreadable(name))?;
-    let ends = certificate.validity().not_after.timestamp();
-    Timestamp::from_second(ends).map_err(|_| unreadable(name))
-}
-
-fn unreadable(name: &str) -> WorkError {
-    WorkError::needs_person(format!(
-        "{KUBERNETES}/{name} contains no readable certificate; repair it, or recreate it with \
-         kubeadm"
-    ))
+    let end = |name| Some(Time(certificates.end_of(name).ok()??));
+    let shown = |name| certificates.on_host(name).display().to_string();
+    names.filter_map(|name| Some((shown(name), end(name)?))).collect()
 }
 
 /// A fingerprint of the current certificates. They are public.
 pub(super) fn fingerprint(site: &Site) -> String {
-    use std::fmt::Write as _;
-    let mut hash = Sha256::new();
-    for (name, _) in RENEWED {
-        hash.update(certificate(site, name).ok().flatten().unwrap_or_default());
+    Certificates::of(site).fingerprint()
+}
+
+impl<'a> Certificates<'a> {
+    fn of(site: &'a Site) -> Self {
+        Self { site, pki: manifest::certificates_directory(site) }
     }
-    let mut hex = String::new();
-    for byte in hash.finalize().iter().take(8) {
-        let _ = write!(hex, "{byte:02x}");
+
+    /// Absolute path of a file on the host.
+    fn on_host(&self, name: &str) -> PathBuf {
+        match name.strip_prefix(PKI) {
+            Some(rest) => self.pki.join(rest),
+            None => Path::new(KUBERNETES).join(name),
+        }
     }
-    hex
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.site.path(self.on_host(name))
+    }
+
+    /// Those that kubeadm renews on this host.
+    fn of_kubeadm(&self) -> impl Iterator<Item = &'static str> {
+        let of_host = RENEWED.into_iter().filter(|(_, key)| self.path(key).exists());
+        of_host.map(|(name, _)| name)
+    }
+
+    /// Paths of the certificates and kubeconfigs that kubeadm renews on this host.
+    fn renewed(&self) -> Vec<PathBuf> {
+        self.of_kubeadm().map(|name| self.on_host(name)).collect()
+    }
+
+    /// Expiry of each certificate that kubeadm can renew on this host.
+    fn found(&self) -> Result<BTreeMap<&'static str, Timestamp>, WorkError> {
+        let mut all = BTreeMap::new();
+        for name in self.of_kubeadm() {
+            if let Some(end) = self.end_of(name)? {
+                all.insert(name, end);
+            }
+        }
+        Ok(all)
+    }
+
+    /// The certificate in a file; in a kubeconfig, the certificate of its user.
+    fn certificate(&self, name: &str) -> Result<Option<Vec<u8>>, WorkError> {
+        let Some((text, _)) = atomic::read(&self.path(name))? else {
+            return Ok(None);
+        };
+        if name.starts_with(PKI) {
+            return Ok(Some(text));
+        }
+        let text = String::from_utf8_lossy(&text);
+        let mut lines = text.lines();
+        let data = lines.find_map(|line| line.trim().strip_prefix("client-certificate-data:"));
+        let Some(data) = data else { return Ok(None) };
+        let decoded = STANDARD.decode(data.trim().trim_matches('"'));
+        decoded.map(Some).map_err(|_| self.unreadable(name))
+    }
+
+    /// Expiry of a certificate; `None` if the host does not have it.
+    fn end_of(&self, name: &str) -> Result<Option<Timestamp>, WorkError> {
+        let end = |pem: Vec<u8>| end_of(&pem).ok_or_else(|| self.unreadable(name));
+        self.certificate(name)?.map(end).transpose()
+    }
+
+    fn unreadable(&self, name: &str) -> WorkError {
+        WorkError::needs_person(format!(
+            "{} contains no readable certificate; repair it, or recreate it with kubeadm",
+            self.on_host(name).display()
+        ))
+    }
+
+    fn fingerprint(&self) -> String {
+        use std::fmt::Write as _;
+        let mut hash = Sha256::new();
+        for (name, _) in RENEWED {
+            hash.update(self.certificate(name).ok().flatten().unwrap_or_default());
+        }
+        let mut hex = String::new();
+        for byte in hash.finalize().iter().take(8) {
+            let _ = write!(hex, "{byte:02x}");
+        }
+        hex
+    }
+}
+
+/// Expiry of the first certificate in a file: it is the host's own, others belong to authorities.
+fn end_of(pem: &[u8]) -> Option<Timestamp> {
+    let pem = Pem::iter_from_buffer(pem).next()?.ok()?;
+    let certificate = pem.parse_x509().ok()?;
+    Timestamp::from_second(certificate.validity().not_after.timestamp()).ok()
 }
 
 /// Makes the kubelet restart a static pod, and waits for the restart if the runtime can be queried.
@@ -251,7 +286,8 @@ async fn restart(
     let outcome = tokio::time::timeout(patience, started).await;
     outcome.map_err(|_| {
         WorkError::retriable(format!(
-            "{name} did not restart within {} s after the renewal of its certificates",
+            "{name} did not restart within {} s after the renewal of its certificates; see `crictl logs` of \
+             its container and `journalctl -u kubelet` on the host",
             patience.as_secs()
         ))
     })

@@ -33,6 +33,10 @@ fn pem(days: i64) -> String {
     params.self_signed(&key).unwrap().pem()
 }
 
+fn path(site: &Site, name: &str) -> PathBuf {
+    Certificates::of(site).path(name)
+}
+
 fn kubeconfig(days: i64) -> String {
     let data = STANDARD.encode(pem(days));
     format!("users:\n- name: admin\n  user:\n    client-certificate-data: {data}\n")
@@ -171,6 +175,7 @@ async fn a_static_pod_that_does_not_restart_is_reported() {
     };
     let error = wait("s", 2).await.unwrap_err();
     assert!(error.message.contains("did not restart within"), "{error}");
+    assert!(error.message.contains("`journalctl -u kubelet`"), "{error}");
     // A different container ID each time.
     fs::write(&crictl, "#!/bin/sh\necho $$\n").unwrap();
     until_it_runs(&crictl).await;
@@ -253,14 +258,33 @@ async fn an_upgrade_that_renews_certificates_restarts_only_the_static_pods_of_ot
 fn the_agent_reports_when_certificates_expire_that_kubeadm_does_not_renew() {
     let world = World::new(90, "RENEW");
     let site = &world.site;
-    assert_eq!(not_renewed(site).into_keys().collect::<Vec<_>>(), ["pki/front-proxy-client.crt"]);
-    fs::write(path(site, "pki/ca.crt"), pem(3650)).unwrap();
-    fs::write(path(site, "pki/etcd/ca.crt"), "rubbish").unwrap();
+    let front = "/etc/kubernetes/pki/front-proxy-client.crt";
+    let authority = "/etc/kubernetes/pki/ca.crt";
+    assert_eq!(not_renewed(site).into_keys().collect::<Vec<_>>(), [front]);
+    fs::write(site.path(authority), pem(3650)).unwrap();
+    fs::write(site.path("/etc/kubernetes/pki/etcd/ca.crt"), "rubbish").unwrap();
     let ends = |days: i64| Time(now() + SignedDuration::from_hours(days * 24));
-    let expected = [("pki/ca.crt", ends(3650)), ("pki/front-proxy-client.crt", ends(1))];
+    let expected = [(authority, ends(3650)), (front, ends(1))];
     let expected = expected.map(|(name, ends)| (name.to_owned(), ends));
     assert_eq!(not_renewed(site), BTreeMap::from(expected));
     // A worker has only the certificate of its authority.
-    fs::remove_file(path(site, "pki/front-proxy-client.crt")).unwrap();
-    assert_eq!(not_renewed(site).into_keys().collect::<Vec<_>>(), ["pki/ca.crt"]);
+    fs::remove_file(site.path(front)).unwrap();
+    assert_eq!(not_renewed(site).into_keys().collect::<Vec<_>>(), [authority]);
+}
+
+#[tokio::test]
+async fn certificates_in_another_directory_are_reported_with_their_paths_there() {
+    let world = World::new(90, "RENEW");
+    let site = &world.site;
+    let directory = site.path("/srv/pki");
+    fs::create_dir_all(&directory).unwrap();
+    fs::write(directory.join("ca.crt"), pem(3650)).unwrap();
+    fs::write(directory.join("ca.key"), "key").unwrap();
+    fs::write(directory.join("apiserver.crt"), "rubbish").unwrap();
+    let manifest = "spec: {containers: [{name: kube-apiserver, command: [kube-apiserver, \
+        --client-ca-file=/srv/pki/ca.crt]}]}";
+    fs::write(site.path(format!("{MANIFESTS}/kube-apiserver.yaml")), manifest).unwrap();
+    assert_eq!(not_renewed(site).into_keys().collect::<Vec<_>>(), ["/srv/pki/ca.crt"]);
+    let error = world.renew("p").await.unwrap_err();
+    assert!(error.message.starts_with("/srv/pki/apiserver.crt contains no readable"), "{error}");
 }

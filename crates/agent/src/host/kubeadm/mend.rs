@@ -187,7 +187,8 @@ async fn wait_for_pods(
             Ok(())
         }
         Err(_) => Err(WorkError::retriable(format!(
-            "the static pods of the restored manifests ({}) and kube-apiserver did not start within {} s",
+            "the static pods of the restored manifests ({}) and kube-apiserver did not start within {} s; see `crictl \
+             logs` of their containers and `journalctl -u kubelet` on the host",
             restored.join(", "),
             patience.as_secs()
         ))),

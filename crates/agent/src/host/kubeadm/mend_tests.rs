@@ -221,6 +221,7 @@ async fn kubeadm_waits_for_the_pod_of_a_restored_manifest() {
     let error = wait(&silent, &["kube-scheduler"], 100).await.unwrap_err();
     assert_eq!(error.kind, FailureKind::Retriable);
     assert!(error.message.contains("kube-scheduler"), "{error}");
+    assert!(error.message.contains("`journalctl -u kubelet`"), "{error}");
     // Nothing was restored: kubeadm itself reports what is wrong.
     wait(&silent, &[], 100).await.unwrap();
     let late = World::new();

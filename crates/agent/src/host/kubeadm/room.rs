@@ -10,15 +10,22 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use rustix::fs::{StatVfsMountFlags, statvfs};
+use refit_kinds::refit::PackageDriver;
+use rustix::fs::{StatVfsMountFlags, statfs, statvfs};
 
 use super::{backups, manifest::LocalEtcd};
-use crate::host::{Site, work::WorkError};
+use crate::host::{
+    Site,
+    packages::{self, TARBALLS, UNPACKED},
+    work::WorkError,
+};
 
 const MIB: u64 = 1 << 20;
 const CONTAINERD_CONFIG: &str = "/etc/containerd/config.toml";
 const CONTAINERD_ROOT: &str = "/var/lib/containerd";
 const CRIO_ROOT: &str = "/var/lib/containers";
+/// `f_type` of btrfs.
+const BTRFS: i64 = 0x9123_683E;
 
 /// What an update needs in one directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,7 +39,8 @@ struct Need {
 /// The file system that holds a directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Volume {
-    device: u64,
+    /// The same for all directories that share its room.
+    id: u64,
     free: u64,
     /// Free inodes; `None` if the file system has no limit.
     inodes: Option<u64>,
@@ -44,7 +52,7 @@ pub(super) fn check(site: &Site, etcd: Option<&LocalEtcd>) -> Result<(), WorkErr
     let images = image_store(&site.read(CONTAINERD_CONFIG), |path| site.path(path).is_dir());
     let needs = needs(site.state(), images, etcd.map(|etcd| etcd.data.host.as_path()), copy);
     let mut found = Vec::new();
-    for need in needs {
+    for need in of_packages(site.state(), packages::detect(site)).into_iter().chain(needs) {
         let path = site.path(&need.directory);
         let volume = volume(&path).map_err(|error| WorkError::file(&path, &error))?;
         found.push((need, volume));
@@ -60,13 +68,22 @@ fn needs(state: &Path, images: PathBuf, etcd: Option<&Path>, copy: u64) -> Vec<N
     let mut needs = vec![
         Need { directory: state.to_owned(), bytes: 256 * MIB + copy, inodes: 1000 },
         Need { directory: images, bytes: 960 * MIB, inodes: 10_000 },
-        need("/var/cache", 512 * MIB, 100),
-        need("/usr", 256 * MIB, 1000),
         need("/var/lib/kubelet", 64 * MIB, 1000),
         need("/etc/kubernetes/tmp", copy, 100),
     ];
     needs.extend(etcd.map(|data| Need { directory: data.to_owned(), bytes: copy, inodes: 10 }));
     needs
+}
+
+/// What the packages of Kubernetes need, or a tarball with the programs of a node.
+fn of_packages(state: &Path, driver: Option<PackageDriver>) -> [Need; 2] {
+    let need = |directory, bytes, inodes| Need { directory, bytes, inodes };
+    if driver == Some(PackageDriver::Tarball) {
+        let (downloads, unpacked) = (state.join(TARBALLS), UNPACKED.into());
+        [need(downloads, 256 * MIB, 10), need(unpacked, 512 * MIB, 100)]
+    } else {
+        [need("/var/cache".into(), 512 * MIB, 100), need("/usr".into(), 256 * MIB, 1000)]
+    }
 }
 
 /// The directory in which the container runtime keeps images.
@@ -90,17 +107,23 @@ fn volume(directory: &Path) -> io::Result<Volume> {
     let writable = !found.f_flag.contains(StatVfsMountFlags::RDONLY);
     let free = found.f_bavail.saturating_mul(found.f_frsize);
     Ok(Volume {
-        device: metadata.dev(),
+        id: identity(statfs(path)?.f_type == BTRFS, found.f_fsid, metadata.dev()),
         free: if writable { free } else { u64::MAX },
         inodes: (writable && found.f_files > 0).then_some(found.f_favail),
     })
+}
+
+/// What identifies a file system. Each subvolume of btrfs has a device and an `f_fsid` of its own, which differ only in
+/// the second half of the latter (`docs/facts/hosts.md#file-systems`).
+fn identity(is_btrfs: bool, f_fsid: u64, device: u64) -> u64 {
+    if is_btrfs { f_fsid & u64::from(u32::MAX) } else { device }
 }
 
 /// The first file system that has too little room, as a whole sentence.
 fn shortage(found: &[(Need, Volume)]) -> Option<String> {
     let mut shares: BTreeMap<u64, (Volume, Vec<&Need>)> = BTreeMap::new();
     for (need, volume) in found {
-        shares.entry(volume.device).or_insert((*volume, Vec::new())).1.push(need);
+        shares.entry(volume.id).or_insert((*volume, Vec::new())).1.push(need);
     }
     shares.into_values().find_map(|(volume, needs)| {
         let bytes = needs.iter().map(|need| need.bytes).fold(0, u64::saturating_add);
@@ -137,10 +160,11 @@ mod tests {
         let needs = needs(state, CONTAINERD_ROOT.into(), Some(etcd), 1 << 30);
         let found: Vec<(Need, Volume)> = needs
             .into_iter()
+            .chain(of_packages(state, None))
             .map(|need| {
                 let at = volumes.iter().position(|(path, _)| need.directory.starts_with(path));
                 let at = at.unwrap();
-                let volume = Volume { device: at as u64, free: volumes[at].1, inodes };
+                let volume = Volume { id: at as u64, free: volumes[at].1, inodes };
                 (need, volume)
             })
             .collect();
@@ -182,8 +206,32 @@ mod tests {
 
     #[test]
     fn a_worker_needs_no_room_for_etcd() {
-        let needs = needs(Path::new("/state"), CONTAINERD_ROOT.into(), None, 0);
+        let mut needs = needs(Path::new("/state"), CONTAINERD_ROOT.into(), None, 0);
+        needs.extend(of_packages(Path::new("/state"), None));
         assert_eq!(needs.iter().map(|need| need.bytes).sum::<u64>(), 2 << 30);
+    }
+
+    #[test]
+    fn a_host_with_tarballs_needs_room_where_they_are_downloaded_and_unpacked() {
+        let directories = |driver| {
+            let needs = of_packages(Path::new("/state"), driver);
+            needs.map(|need| need.directory.display().to_string())
+        };
+        let unpacked = ["/state/tarballs", "/opt/refit/kubernetes"];
+        assert_eq!(directories(Some(PackageDriver::Tarball)), unpacked);
+        for driver in [None, Some(PackageDriver::Apt), Some(PackageDriver::Dnf)] {
+            assert_eq!(directories(driver), ["/var/cache", "/usr"]);
+        }
+    }
+
+    #[test]
+    fn subvolumes_of_btrfs_share_their_room_and_other_devices_do_not() {
+        // As seen on one file system: itself and a subvolume.
+        let (whole, part) = ((0xd8e6_a2ac_740b_898b, 189), (0xd8e6_a3a9_740b_898b, 190));
+        let id = |is_btrfs, (f_fsid, device)| identity(is_btrfs, f_fsid, device);
+        assert_eq!(id(true, whole), id(true, part));
+        assert_ne!(id(true, whole), id(true, (0xd8e6_a2ac_740b_898c, 191)));
+        assert_ne!(id(false, whole), id(false, part));
     }
 
     #[test]
@@ -199,8 +247,8 @@ mod tests {
     #[test]
     fn a_directory_that_does_not_exist_is_judged_by_its_parent() {
         let directory = tempfile::tempdir().unwrap();
-        let own = fs::metadata(directory.path()).unwrap().dev();
-        assert_eq!(volume(&directory.path().join("a/b/c")).unwrap().device, own);
+        let own = volume(directory.path()).unwrap().id;
+        assert_eq!(volume(&directory.path().join("a/b/c")).unwrap().id, own);
         let file = directory.path().join("file");
         fs::write(&file, "").unwrap();
         volume(&file.join("x")).unwrap_err();

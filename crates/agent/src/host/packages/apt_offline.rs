@@ -45,7 +45,10 @@ pub(super) async fn repository(apt: &Apt<'_>, directory: &Path) -> Result<PathBu
         let _ = write!(index, "{control}\nFilename: ./{name}\nSize: {size}\nSHA256: {sha256}\n\n");
     }
     if index.is_empty() {
-        return Err(WorkError::permanent(format!("{} contains no .deb file", directory.display())));
+        return Err(WorkError::permanent(format!(
+            "packages.path {} contains no .deb file; copy the packages of this version into it",
+            directory.display()
+        )));
     }
     let access = Access::of_mode(0o644);
     atomic::replace(&repository.join("Packages"), index.as_bytes(), access)?;

@@ -15,7 +15,7 @@ use refit_kinds::version::KubernetesVersion;
 use super::{
     KUBERNETES, Order, Want, Wanted,
     dnf_errors::{explain, is_unsolvable},
-    dnf_offline,
+    dnf_offline, dnf_signatures,
     dnf_sources::{self, Section},
     fetched, locks, package_files, pins, rpm_database, rpm_leftovers,
 };
@@ -126,7 +126,7 @@ impl<'a> Dnf<'a> {
     /// Installs the missing packages of an order, and locks the packages of Kubernetes.
     pub async fn install(&self, order: &Order<'_>) -> Result<(), WorkError> {
         rpm_database::repair(self.site, &order.wants).await?;
-        rpm_leftovers::remove(self.site, order.plan).await?;
+        rpm_leftovers::remove(self.site).await?;
         dnf_sources::prepare(self.site, order)?;
         let wants = self.missing(order).await?;
         if wants.is_empty() {
@@ -158,7 +158,7 @@ impl<'a> Dnf<'a> {
             Change::Install | Change::Restore => Work::Install,
         };
         let outcome = match self.unlock(order.plan, wants, change).await {
-            Ok(()) if !wants.is_empty() => self.change(order.plan, source, wants, work).await,
+            Ok(()) if !wants.is_empty() => self.change(source, wants, work).await,
             other => other,
         };
         let lock_kubernetes = outcome.is_ok() && change == Change::Install;
@@ -179,8 +179,13 @@ impl<'a> Dnf<'a> {
     async fn fetched(&self, plan: &str, wants: &[Want]) -> Option<PathBuf> {
         let directory = fetched::directory(self.site, plan);
         let files = package_files(&directory, "rpm").unwrap_or_default();
-        let found = dnf_offline::of_files(self.site, files, wants).await;
-        found.unwrap_or_else(|error| {
+        let found = async {
+            if self.flavour == Flavour::Tdnf {
+                dnf_signatures::check(self.site, &files).await?;
+            }
+            dnf_offline::of_files(self.site, files, wants).await
+        };
+        found.await.unwrap_or_else(|error| {
             self.site.log_and_go_on(&format!("cannot use the fetched packages: {error}"));
             None
         })
@@ -199,7 +204,7 @@ impl<'a> Dnf<'a> {
         });
         let all: Vec<Want> = all.collect();
         rpm_database::repair(self.site, &all).await?;
-        rpm_leftovers::remove(self.site, plan).await?;
+        rpm_leftovers::remove(self.site).await?;
         let installed = self.installed().await?;
         let mut wants = Vec::new();
         for (name, version) in packages {
@@ -239,31 +244,29 @@ impl<'a> Dnf<'a> {
     /// used; a broken database is rebuilt once.
     async fn change(
         &self,
-        plan: &str,
         source: Source<'_>,
         wants: &[Want],
         work: Work<'_>,
     ) -> Result<(), WorkError> {
-        let mut outcome = self.transact(plan, source, wants, work).await?;
+        let mut outcome = self.transact(source, wants, work).await?;
         if let Err(error) = &outcome
             && rpm_database::is_broken(error.output_tail())
         {
             rpm_database::rebuild(self.site, &error.to_string()).await?;
-            rpm_leftovers::remove(self.site, plan).await?;
-            outcome = self.transact(plan, source, wants, work).await?;
+            rpm_leftovers::remove(self.site).await?;
+            outcome = self.transact(source, wants, work).await?;
         }
         if let (Source::Fetched(_), Err(error)) = (source, &outcome)
             && is_unsolvable(error)
         {
             self.site.log_and_go_on(&format!("the fetched packages do not suffice: {error}"));
-            outcome = self.transact(plan, Source::Host, wants, work).await?;
+            outcome = self.transact(Source::Host, wants, work).await?;
         }
         outcome.map_err(|error| explain(error, &dnf_sources::sections(self.site), wants))
     }
 
     async fn transact(
         &self,
-        plan: &str,
         source: Source<'_>,
         wants: &[Want],
         work: Work<'_>,
@@ -277,14 +280,14 @@ impl<'a> Dnf<'a> {
                 continue;
             }
             if work == Work::Install {
-                rpm_leftovers::begin(self.site, plan, &wants).await?;
+                rpm_leftovers::begin(self.site, &wants).await?;
             }
             let call = self.transaction(verb, source, &wants, work);
             if let Err(error) = locks::run(self.site, &call).await {
                 return Ok(Err(error));
             }
             if work == Work::Install {
-                rpm_leftovers::end(self.site, plan)?;
+                rpm_leftovers::end(self.site)?;
             }
         }
         Ok(Ok(()))
@@ -335,7 +338,8 @@ impl<'a> Dnf<'a> {
         call
     }
 
-    /// dnf 5 does not verify signatures before an installation.
+    /// dnf 5 does not verify signatures before an installation. Those of tdnf are
+    /// [verified](dnf_signatures) before its packages are used.
     fn verifies_when_fetching(&self) -> bool {
         match self.flavour {
             Flavour::Dnf4 | Flavour::Tdnf => true,
@@ -398,11 +402,20 @@ impl<'a> Dnf<'a> {
     }
 
     /// Those of the wanted packages whose versions are locked.
-    async fn locked(&self, wants: &[Want]) -> BTreeSet<String> {
-        let list = self.dnf(["versionlock", "list"]).output().await;
-        let list = list.unwrap_or_default();
+    async fn locked(&self, wants: &[Want]) -> Result<BTreeSet<String>, WorkError> {
+        let list = self.versionlock("list", None).await?;
         let names = wants.iter().map(|want| &want.name);
-        names.filter(|name| is_locked(&list, name)).cloned().collect()
+        Ok(names.filter(|name| is_locked(&list, name)).cloned().collect())
+    }
+
+    /// Runs the plugin that pins versions. It loads the metadata of all enabled repositories, although
+    /// it needs none: their servers may be away.
+    async fn versionlock(&self, verb: &str, name: Option<&str>) -> Result<String, ProgramError> {
+        let mut call = self.dnf(["versionlock", verb]);
+        // The option is the last argument: dnf 4 on an older Python takes no name after an option.
+        let rest = name.into_iter().chain(["--disablerepo=*"]);
+        call.arguments.extend(rest.map(str::to_owned));
+        locks::run(self.site, &call).await
     }
 
     async fn unlock(
@@ -414,15 +427,14 @@ impl<'a> Dnf<'a> {
         if !self.version_lock || wants.is_empty() {
             return Ok(());
         }
-        let locked = self.locked(wants).await;
+        let locked = self.locked(wants).await?;
         // Each step records the locks of its own packages. At a rollback a lock may have been set
         // by Refit.
         if change != Change::Restore {
             pins::add(self.site, plan, &locked)?;
         }
         for name in &locked {
-            let call = self.dnf(["versionlock", "delete", name]);
-            locks::run(self.site, &call).await?;
+            self.versionlock("delete", Some(name)).await?;
         }
         Ok(())
     }
@@ -431,15 +443,14 @@ impl<'a> Dnf<'a> {
         if !self.version_lock {
             return Ok(());
         }
-        let locked = self.locked(&order.wants).await;
+        let locked = self.locked(&order.wants).await?;
         let wanted = |name: &str| {
             (lock_kubernetes && KUBERNETES.contains(&name))
                 || pins::was_pinned(self.site, order.plan, name)
         };
         let names = order.wants.iter().map(|want| &want.name);
         for name in names.filter(|name| wanted(name) && !locked.contains(*name)) {
-            let call = self.dnf(["versionlock", "add", name]);
-            locks::run(self.site, &call).await?;
+            self.versionlock("add", Some(name)).await?;
         }
         Ok(())
     }

@@ -102,7 +102,8 @@ async fn read(site: &Site, paths: Vec<PathBuf>) -> Result<Vec<PackageFile>, Work
         let header = site.ask(Program::Rpm, query).await?;
         files.push(parse(&path, &header).ok_or_else(|| {
             WorkError::permanent(format!(
-                "rpm cannot read the header of {shown}; the file may be incomplete"
+                "rpm cannot read the header of {shown}: the file may be incomplete; copy it to the host \
+                 again"
             ))
         })?);
     }
@@ -282,5 +283,16 @@ mod tests {
         assert!(!text.contains("conflicts") && !text.contains("rpmlib"));
         assert_eq!(escape("a<\"&\n"), "a&lt;&quot;&amp;");
         assert!(parse(&path, "error: not an rpm package").is_none());
+    }
+
+    #[tokio::test]
+    async fn a_package_without_a_readable_header_is_reported_with_its_remedy() {
+        let directory = tempfile::tempdir().unwrap();
+        let silent = crate::host::Tool { path: "/bin/true".to_owned(), ..Default::default() };
+        let site = Site::new(directory.path()).with_tool(Program::Rpm, silent);
+        fs::write(directory.path().join("kubeadm.rpm"), "").unwrap();
+        let error = repository(&site, directory.path()).await.unwrap_err();
+        assert!(error.message.contains("kubeadm.rpm: the file may be incomplete"), "{error}");
+        assert!(error.message.ends_with("copy it to the host again"), "{error}");
     }
 }

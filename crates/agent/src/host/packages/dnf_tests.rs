@@ -66,6 +66,35 @@ fn a_directory_of_packages_is_the_only_repository() {
     assert!(fetched.contains(&format!("--nogpgcheck {only}")), "{fetched}");
 }
 
+/// tdnf may not have verified the signatures of what it only downloaded.
+#[tokio::test]
+async fn tdnf_installs_a_fetched_package_only_if_rpm_finds_its_signature_valid() {
+    let (directory, site) = with_locks("", "true");
+    let fetched = fetched::prepare(&site, "p").unwrap();
+    fs::write(fetched.join("kubeadm.rpm"), "").unwrap();
+    let repositories = site.path("/etc/yum.repos.d");
+    fs::create_dir_all(&repositories).unwrap();
+    let repository = repositories.join("kubernetes.repo");
+    let dnf = Dnf { site: &site, flavour: Flavour::Tdnf, version_lock: false };
+    let wants = [Want::kubernetes("kubeadm", &version())];
+    for (answer, gpgcheck, used) in [
+        ("digests signatures OK", 1, true),
+        ("rsa sha1 (md5) pgp md5 OK", 1, true),
+        ("digests OK", 1, false),
+        ("digests OK", 0, true),
+        ("digests SIGNATURES NOT OK'; exit 1; '", 1, false),
+    ] {
+        fs::write(&repository, format!("[kubernetes]\ngpgcheck={gpgcheck}\n")).unwrap();
+        let script = format!(
+            "#!/bin/sh\ncase \"$*\" in\n--checksig*) echo \"$2: \"'{answer}';;\n\
+             *) printf '@\\tkubeadm\\t0\\t1.35.0\\t1.1\\tx86_64\\n';;\nesac\n"
+        );
+        fs::write(directory.path().join("Rpm"), script).unwrap();
+        let found = dnf.fetched("p", &wants).await;
+        assert_eq!(found.is_some(), used, "{answer} {gpgcheck}");
+    }
+}
+
 #[test]
 fn a_rollback_is_a_downgrade() {
     assert!(is_older(&Wanted::Text("1.34.2-150500.1.1".to_owned()), "1.35.0-150500.1.1"));
@@ -79,7 +108,8 @@ fn the_newer_of_two_entries_of_a_package_counts() {
     assert_eq!(packages["kubeadm"], "1.35.0-1");
 }
 
-/// A host whose dnf is a script that stores locks in a file. `work` is its installation command.
+/// A host whose dnf is a script that stores locks in a file, and whose repositories are away. `work`
+/// is its installation command.
 fn with_locks(locked: &str, work: &str) -> (tempfile::TempDir, Site) {
     use std::os::unix::fs::PermissionsExt as _;
     let directory = tempfile::tempdir().unwrap();
@@ -92,7 +122,10 @@ fn with_locks(locked: &str, work: &str) -> (tempfile::TempDir, Site) {
         (
             Program::Dnf,
             format!(
-                "case \"$*\" in\n'versionlock list') cat {locks};;\n\
+                "case \"$*\" in\n\
+                 'versionlock '*' --disablerepo=*') ;;\n\
+                 'versionlock '*) echo 'Could not resolve host: mirror'; exit 1;;\nesac\n\
+                 case \"$*\" in\n'versionlock list '*) cat {locks};;\n\
                  'versionlock delete '*) sed -i \"/^$3-0:/d\" {locks};;\n\
                  'versionlock add '*) echo \"$3-0:1.35.0-1.*\" >> {locks};;\n\
                  *) {work};;\nesac"
@@ -141,6 +174,19 @@ async fn locks_are_back_whatever_becomes_of_the_installation() {
         assert_eq!(installed.is_ok(), work == "true");
         assert_eq!(locks(&directory), ["containerd.io", "kubeadm"], "{work}");
     }
+}
+
+#[tokio::test]
+async fn a_list_of_locks_that_cannot_be_read_stops_dnf_before_the_transaction() {
+    let (directory, site) = with_locks("kubeadm-0:1.34.2-1.*\n", "touch $0.changed");
+    fs::remove_file(directory.path().join("locks")).unwrap();
+    let dnf = Dnf { site: &site, flavour: Flavour::Dnf4, version_lock: true };
+    let from = PackageArgs::default();
+    let order =
+        Order { plan: "p", from: &from, wants: vec![Want::kubernetes("kubeadm", &version())] };
+    let error = dnf.install(&order).await.unwrap_err();
+    assert!(error.message.contains("versionlock list"), "{error}");
+    assert!(!directory.path().join("Dnf.changed").exists());
 }
 
 #[tokio::test]

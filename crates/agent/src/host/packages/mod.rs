@@ -14,6 +14,7 @@ mod apt_sources;
 mod dnf;
 mod dnf_errors;
 mod dnf_offline;
+mod dnf_signatures;
 mod dnf_sources;
 mod fetched;
 mod locks;
@@ -32,6 +33,7 @@ use refit_kinds::version::KubernetesVersion;
 
 use super::{Evidence, Program, Site, work::WorkError};
 pub(crate) use fetched::STORE as FETCHED;
+pub(crate) use tarball::{DOWNLOADS as TARBALLS, STORE as UNPACKED};
 
 /// The packages that have the version of Kubernetes.
 pub(crate) const KUBERNETES: [&str; 3] = ["kubeadm", "kubectl", "kubelet"];
@@ -160,11 +162,17 @@ impl<'a> Packages<'a> {
 
     /// Every installed package and its version.
     pub async fn installed(&self) -> Result<BTreeMap<String, String>, WorkError> {
-        match self {
-            Self::Apt(apt) => apt.installed().await,
-            Self::Dnf(dnf) => dnf.installed().await,
-            Self::Tarball(tarball) => Ok(tarball.installed()),
-        }
+        let (installed, repair) = match self {
+            Self::Apt(apt) => (apt.installed().await, "dpkg --configure -a"),
+            Self::Dnf(dnf) => (dnf.installed().await, "rpm --rebuilddb"),
+            Self::Tarball(tarball) => return Ok(tarball.installed()),
+        };
+        installed.map_err(|WorkError { kind, message }| WorkError {
+            kind,
+            message: format!(
+                "{message}; if this remains, repair the package database on the host with `{repair}`"
+            ),
+        })
     }
 
     /// Fetches the packages that an order and its rollback need, without installing anything.
@@ -205,9 +213,8 @@ impl<'a> Packages<'a> {
 }
 
 /// Rolls back what fetching packages changed, except files: releases the packages that the plan
-/// holds and removes those that it fetched.
-pub(crate) async fn forget(site: &Site, plan: &str) -> Result<(), WorkError> {
-    fetched::remove(site, plan);
+/// holds.
+pub(crate) async fn release(site: &Site, plan: &str) -> Result<(), WorkError> {
     apt::Apt::new(site).release(plan).await
 }
 
@@ -216,9 +223,9 @@ pub(crate) fn fetched_directory(site: &Site, plan: &str) -> PathBuf {
     fetched::directory(site, plan)
 }
 
-/// Removes the packages that a plan fetched: it has ended.
-pub(crate) fn remove_fetched(site: &Site, plan: &str) {
-    fetched::remove(site, plan);
+/// Directories of the packages that all plans fetched.
+pub(crate) fn all_fetched(site: &Site) -> Vec<PathBuf> {
+    fetched::all(site)
 }
 
 /// The package files in a directory, sorted.
@@ -303,6 +310,25 @@ mod tests {
         assert!(Wanted::Text("2.1.4-1".to_owned()).matches("2.1.4-1"));
         assert!(!Wanted::Text("2.1.4-1".to_owned()).matches("2.1.4-10"));
         assert!(Wanted::Text("2.1.*".to_owned()).matches("2.1.4-10"));
+    }
+
+    #[tokio::test]
+    async fn an_unreadable_package_database_is_reported_with_its_remedy() {
+        let directory = tempfile::tempdir().unwrap();
+        let fails = || crate::host::Tool { path: "/bin/false".to_owned(), ..Default::default() };
+        let site = Site::at(directory.path().join("root"), directory.path().join("state"))
+            .with_tool(Program::Dnf, fails())
+            .with_tool(Program::Rpm, fails())
+            .with_tool(Program::DpkgQuery, fails());
+        for (driver, remedy) in [
+            (PackageDriver::Apt, "with `dpkg --configure -a`"),
+            (PackageDriver::Dnf, "with `rpm --rebuilddb`"),
+        ] {
+            let manager = Packages::of(&site, driver).unwrap();
+            let error = manager.installed().await.unwrap_err();
+            assert!(error.message.contains("/bin/false"), "{error}");
+            assert!(error.message.ends_with(remedy), "{error}");
+        }
     }
 
     #[test]

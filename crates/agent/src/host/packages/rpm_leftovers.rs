@@ -2,9 +2,10 @@
 //!
 //! A transaction that a power cut interrupted leaves two entries of a package: the new one and the
 //! one from before, which is the newer version if the transaction was a downgrade. The entry from
-//! before is removed, and the files of the new one stay. Only what this plan's own transaction has
+//! before is removed, and the files of the new one stay. Only what the agent's own transaction has
 //! touched is removed: other packages may be installed twice on purpose, such as kernels
-//! (`docs/facts/hosts.md#dnf`).
+//! (`docs/facts/hosts.md#dnf`). The record of it does not belong to the plan: that may have failed, and
+//! the next one removes what is left.
 
 use std::{
     collections::BTreeSet,
@@ -48,30 +49,30 @@ struct Record {
     before: BTreeSet<String>,
 }
 
-fn path(site: &Site, plan: &str) -> PathBuf {
-    site.snapshot(plan).join("rpm-transaction.json")
+fn path(site: &Site) -> PathBuf {
+    site.state().join("rpm-transaction.json")
 }
 
 /// Records the state before a transaction.
-pub(super) async fn begin(site: &Site, plan: &str, wants: &[Want]) -> Result<(), WorkError> {
+pub(super) async fn begin(site: &Site, wants: &[Want]) -> Result<(), WorkError> {
     let answer = query(site).await?;
     let record = Record {
         wanted: wants.iter().map(|want| want.name.clone()).collect(),
         before: entries(&answer).map(|entry| entry.full.to_owned()).collect(),
     };
     let text = serde_json::to_vec(&record).expect("names serialise to JSON");
-    atomic::replace(&path(site, plan), &text, Access::of_mode(0o600))?;
+    atomic::replace(&path(site), &text, Access::of_mode(0o600))?;
     Ok(())
 }
 
 /// The transaction has ended.
-pub(super) fn end(site: &Site, plan: &str) -> Result<(), WorkError> {
-    atomic::remove(&path(site, plan))
+pub(super) fn end(site: &Site) -> Result<(), WorkError> {
+    atomic::remove(&path(site))
 }
 
-/// Removes what an interrupted transaction of the plan left.
-pub(super) async fn remove(site: &Site, plan: &str) -> Result<(), WorkError> {
-    let Some(record) = read(&path(site, plan)) else {
+/// Removes what an interrupted transaction of this or an earlier plan left.
+pub(super) async fn remove(site: &Site) -> Result<(), WorkError> {
+    let Some(record) = read(&path(site)) else {
         return Ok(());
     };
     let answer = query(site).await?;
@@ -84,7 +85,7 @@ pub(super) async fn remove(site: &Site, plan: &str) -> Result<(), WorkError> {
         let call = site.call(Program::Rpm, ["--erase", "--nodeps", entry.full]);
         locks::run(site, &call).await?;
     }
-    end(site, plan)
+    end(site)
 }
 
 /// `None` if no transaction was interrupted.

@@ -37,7 +37,10 @@ use crate::host::{
     work::WorkError,
 };
 
-const STORE: &str = "/opt/refit/kubernetes";
+/// Directory of the unpacked versions.
+pub(crate) const STORE: &str = "/opt/refit/kubernetes";
+/// Directory of downloaded tarballs in the agent's own directory.
+pub(crate) const DOWNLOADS: &str = "tarballs";
 /// Directory of links for programs that the host does not have yet.
 const DEFAULT_LINKS: &str = "/usr/local/bin";
 /// File of an unpacked version with the sha256 of its tarball.
@@ -124,7 +127,8 @@ impl<'a> Tarball<'a> {
         for want in &order.wants {
             if !has(want) {
                 return Err(WorkError::permanent(format!(
-                    "the tarball {} does not contain the program {}",
+                    "the tarball {} does not contain the program {}; use one with the node or server \
+                     binaries of Kubernetes",
                     archive.display(),
                     want.name
                 )));
@@ -186,7 +190,7 @@ impl<'a> Tarball<'a> {
 
     /// Directory of downloaded tarballs until they are unpacked.
     fn downloads(&self) -> PathBuf {
-        self.site.state().join("tarballs")
+        self.site.state().join(DOWNLOADS)
     }
 
     async fn archive(&self, order: &Order<'_>) -> Result<PathBuf, WorkError> {
@@ -355,13 +359,14 @@ fn version_of(wants: &[Want]) -> Result<Option<&KubernetesVersion>, WorkError> {
 fn check_sha256(archive: &Path, wanted: &str) -> Result<(), WorkError> {
     if wanted.is_empty() {
         return Err(WorkError::permanent(
-            "packages.sha256 is empty; a tarball is not unpacked without its checksum",
+            "packages.sha256 is empty; a tarball is not unpacked without its checksum, set it in the plan",
         ));
     }
     let (_, found) = digest(archive)?;
     if !found.eq_ignore_ascii_case(wanted) {
         return Err(WorkError::permanent(format!(
-            "{} has sha256 {found}, packages.sha256 is {wanted}",
+            "{} has sha256 {found}, packages.sha256 is {wanted}; correct packages.sha256, or replace the \
+             tarball",
             archive.display()
         )));
     }
@@ -384,7 +389,8 @@ async fn check_version(
         return Ok(());
     }
     Err(WorkError::permanent(format!(
-        "{name} in the tarball has version {:?}, expected {version}",
+        "{name} in the tarball has version {:?}, expected {version}; set packages.path or packages.url, and \
+         packages.sha256, to the tarball of that version",
         output.trim()
     )))
 }

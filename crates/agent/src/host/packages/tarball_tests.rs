@@ -158,6 +158,7 @@ async fn a_tarball_of_another_version_is_refused() {
     let from = world.tarball("v1.34.2");
     let error = world.install(&from, &["kubeadm"], "v1.35.0").await.unwrap_err();
     assert!(error.message.contains("version \"Kubernetes v1.34.2\""), "{error}");
+    assert!(error.message.ends_with("to the tarball of that version"), "{error}");
     assert!(Tarball::new(&world.site).installed().is_empty());
 }
 
