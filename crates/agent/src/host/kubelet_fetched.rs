@@ -108,11 +108,8 @@ async fn unpack(
         return Ok(());
     };
     // The packages in a directory were verified with their bundle, or belong to the administrator.
-    if let (Packages::Dnf(dnf), true) = (&packages, from.path.is_empty())
-        && !dnf.may_run(&package).await?
-    {
-        let message = format!("{} has no valid signature", package.display());
-        return Err(WorkError::needs_person(message));
+    if let (Packages::Dnf(dnf), true) = (&packages, from.path.is_empty()) {
+        dnf.check_before_run(&package).await?;
     }
     let all = own.join(UNPACKED);
     // Of an attempt that was interrupted.

@@ -347,17 +347,15 @@ impl<'a> Dnf<'a> {
         }
     }
 
-    /// Whether a program in a fetched package may run before the installation: the signature of the package is valid, or the
-    /// repositories of the host require none.
-    pub(crate) async fn may_run(&self, package: &Path) -> Result<bool, WorkError> {
-        let sections = dnf_sources::sections(self.site);
-        if self.verifies_when_fetching() || !sections.iter().any(Section::checks_signatures) {
-            return Ok(true);
+    /// Checks that a program in a fetched package may run before the installation: the signature of the package was
+    /// verified when it was fetched, is valid, or is not required by the repositories of the host.
+    pub(crate) async fn check_before_run(&self, package: &Path) -> Result<(), WorkError> {
+        match self.flavour {
+            Flavour::Dnf4 => Ok(()),
+            Flavour::Dnf5 | Flavour::Tdnf => {
+                dnf_signatures::check(self.site, &[package.to_owned()]).await
+            }
         }
-        let package = package.display().to_string();
-        let checked = self.site.ask(Program::Rpm, ["--checksig", &package]).await?;
-        // Without a signature, rpm prints only `digests OK`.
-        Ok(checked.contains("signatures OK"))
     }
 
     fn fetch_options(&self, work: Work<'_>) -> Vec<String> {

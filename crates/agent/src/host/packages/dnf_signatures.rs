@@ -1,8 +1,9 @@
-//! Signatures of the packages that tdnf has fetched.
+//! Signatures of fetched packages.
 //!
-//! They are installed from a repository that has no signatures of its own. Whether each tdnf verifies
-//! packages that it only downloads is not documented, so rpm verifies them here
-//! (`docs/facts/hosts.md#dnf`). Without that, the repositories of the host are used, and tdnf verifies.
+//! dnf 5 does not verify packages that it only downloads, and whether each tdnf does is not documented, so rpm
+//! verifies them here (`docs/facts/hosts.md#dnf`): before a program in one runs, and before tdnf installs
+//! them from a repository that has no signatures of its own. Without a valid signature, tdnf takes the
+//! packages from the repositories of the host, and verifies them.
 
 use std::path::PathBuf;
 

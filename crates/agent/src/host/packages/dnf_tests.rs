@@ -214,22 +214,23 @@ fn locks_are_read_as_each_dnf_lists_them() {
     assert!(!is_locked("kubernetes-cni-0:1.4.0-1.*\n", "kubernetes"));
 }
 
-/// dnf 5 verifies signatures only at the installation.
+/// dnf 5 verifies signatures only at the installation, and tdnf may do so.
 #[tokio::test]
 async fn a_program_of_a_fetched_package_runs_only_if_the_signature_is_verified() {
     for (flavour, gpgcheck, checked, expected) in [
-        (Flavour::Dnf4, 1, "exit 1", Some(true)),
-        (Flavour::Tdnf, 1, "exit 1", Some(true)),
-        (Flavour::Dnf5, 0, "exit 1", Some(true)),
-        (Flavour::Dnf5, 1, "echo $2: digests signatures OK", Some(true)),
-        (Flavour::Dnf5, 1, "echo $2: digests OK", Some(false)),
-        (Flavour::Dnf5, 1, "echo $2: digests SIGNATURES NOT OK; exit 1", None),
+        (Flavour::Dnf4, 1, "exit 1", true),
+        (Flavour::Tdnf, 1, "exit 1", false),
+        (Flavour::Tdnf, 1, "echo $2: digests signatures OK", true),
+        (Flavour::Dnf5, 0, "exit 1", true),
+        (Flavour::Dnf5, 1, "echo $2: digests signatures OK", true),
+        (Flavour::Dnf5, 1, "echo $2: digests OK", false),
+        (Flavour::Dnf5, 1, "echo $2: digests SIGNATURES NOT OK; exit 1", false),
     ] {
         let mut host = ScriptedHost::with_directories(&["/etc/yum.repos.d"]);
         host.write("/etc/yum.repos.d/k.repo", format!("[kubernetes]\ngpgcheck={gpgcheck}\n"));
         host.script(Program::Rpm, checked);
         let dnf = Dnf { site: &host.site, flavour, version_lock: false };
-        let found = dnf.may_run(Path::new("/k.rpm")).await.ok();
-        assert_eq!(found, expected, "{flavour:?} {gpgcheck} {checked}");
+        let found = dnf.check_before_run(Path::new("/k.rpm")).await;
+        assert_eq!(found.is_ok(), expected, "{flavour:?} {gpgcheck} {checked}");
     }
 }
