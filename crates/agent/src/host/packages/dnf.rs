@@ -410,7 +410,6 @@ impl<'a> Dnf<'a> {
     /// it needs none: their servers may be away.
     async fn versionlock(&self, verb: &str, name: Option<&str>) -> Result<String, ProgramError> {
         let mut call = self.dnf(["versionlock", verb]);
-        // The option is the last argument: dnf 4 on an older Python takes no name after an option.
         let rest = name.into_iter().chain(["--disablerepo=*"]);
         call.arguments.extend(rest.map(str::to_owned));
         locks::run(self.site, &call).await
