@@ -167,7 +167,9 @@ async fn apt_fetches_a_package_again_that_was_damaged_or_removed_since() {
         let from = PackageArgs::default();
         world.apt().fetch(&apt::World::order("v1.35.0", &NAMES, &from)).await.unwrap();
         for name in ["kubeadm", "kubelet"] {
-            fetched(&world.site, "plan", name).iter().for_each(|path| change(path));
+            for path in fetched(&world.site, "plan", name) {
+                change(&path);
+            }
         }
         world.install("v1.35.0", &["kubeadm"], &from).await.unwrap();
         assert_eq!(world.installed().await, "kubeadm 1.35.0-1.1", "{}", world.log());
@@ -279,7 +281,9 @@ async fn dnf_fetches_a_package_again_that_was_damaged_or_removed_since() {
         let from = PackageArgs::default();
         world.dnf().fetch(&dnf::order("v1.35.0", &NAMES, &from)).await.unwrap();
         for name in ["kubeadm", "kubelet"] {
-            fetched(&world.site, "p", name).iter().for_each(|path| change(path));
+            for path in fetched(&world.site, "p", name) {
+                change(&path);
+            }
         }
         world.install(&dnf::order("v1.35.0", &["kubeadm"], &from)).await.unwrap();
         assert_eq!(world.versions().await["kubeadm"], "1.35.0-1.1");

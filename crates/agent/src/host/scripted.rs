@@ -1,6 +1,10 @@
 //! A host for tests: a directory, with scripts for programs.
 
-use std::{fs, os::unix::fs::PermissionsExt as _, path::PathBuf};
+use std::{
+    fs,
+    os::unix::fs::PermissionsExt as _,
+    path::{Path, PathBuf},
+};
 
 use super::{Program, Site, site::Tool};
 
@@ -38,15 +42,15 @@ impl ScriptedHost {
     /// Makes a program this shell script.
     pub(crate) fn script(&mut self, program: Program, script: &str) {
         let path = self.executable(&format!("{program:?}"), script);
-        self.replace(program, path);
+        self.replace(program, &path);
     }
 
     /// Takes a program from the host, even if the machine of the test has it.
     pub(crate) fn without(&mut self, program: Program) {
-        self.replace(program, PathBuf::from("/no/such/program"));
+        self.replace(program, Path::new("/no/such/program"));
     }
 
-    fn replace(&mut self, program: Program, path: PathBuf) {
+    fn replace(&mut self, program: Program, path: &Path) {
         let tool = Tool { path: path.display().to_string(), ..Tool::default() };
         self.site = self.site.clone().with_tool(program, tool);
     }
