@@ -2,8 +2,7 @@
 //! for, so each row is a look, or a whole upgrade, as the operator would make it.
 
 pub(crate) mod cluster;
-
-use std::collections::BTreeMap;
+mod workers;
 
 use jiff::SignedDuration;
 use refit_openshift::{
@@ -12,14 +11,9 @@ use refit_openshift::{
     decide::Decision,
     metrics::{Reset, Series},
     notify::{Event, PolicyEvent},
-    steps::{
-        Gauge, Write,
-        file_integrity::{NAME, NAMESPACE, patch},
-        of,
-    },
+    steps::{Gauge, Write, of},
     upgrade_config::{ARO, Desired, Phase},
 };
-use serde_json::{Value, json};
 
 use self::cluster::{Cluster, NEW};
 use crate::{Row, config::COMPATS};
@@ -43,26 +37,42 @@ pub(crate) const ROWS: &[Row] = &[
         test: commenced,
     },
     Row { number: 55, name: "a late control plane is a metric", test: control_plane_is_late },
-    Row { number: 71, name: "without a pool, the upgrade goes on", test: without_a_pool },
+    Row { number: 71, name: "without a pool, the upgrade goes on", test: workers::without_a_pool },
     Row {
         number: 72,
         name: "all clones are created in one look",
-        test: extras_are_created_at_once,
+        test: workers::extras_are_created_at_once,
     },
     Row {
         number: 75,
         name: "extras that take too long are skipped",
-        test: extras_that_take_too_long,
+        test: workers::extras_that_take_too_long,
     },
-    Row { number: 76, name: "extras are removed after the workers", test: extras_are_removed },
-    Row { number: 56, name: "workers are upgraded by the counts of their pool", test: workers },
-    Row { number: 57, name: "workers are late without a silence in force", test: late_workers },
+    Row {
+        number: 76,
+        name: "extras are removed after the workers",
+        test: workers::extras_are_removed,
+    },
+    Row {
+        number: 56,
+        name: "workers are upgraded by the counts of their pool",
+        test: workers::workers,
+    },
+    Row {
+        number: 57,
+        name: "workers are late without a silence in force",
+        test: workers::late_workers,
+    },
     Row {
         number: 58,
         name: "the health check after it blocks, and resets drains",
-        test: post_health,
+        test: workers::post_health,
     },
-    Row { number: 59, name: "FedRAMP clusters begin their FileIntegrity again", test: fedramp },
+    Row {
+        number: 59,
+        name: "FedRAMP clusters begin their FileIntegrity again",
+        test: workers::fedramp,
+    },
 ];
 
 fn entries() {
@@ -366,86 +376,6 @@ fn control_plane_is_late() {
     }
 }
 
-/// An upgrade with extra nodes for two MachineSets.
-fn with_extras(compat: Compat) -> Cluster {
-    let mut cluster = Cluster::new(compat);
-    cluster.upgrade.spec.capacity_reservation = Some(true);
-    cluster.add_machine_set("b");
-    cluster.run_to(Phase::Upgrading);
-    assert_eq!(cluster.machine_sets(), ["a", "b", "a-upgrade", "b-upgrade"], "{compat}");
-    cluster
-}
-
-fn extras_are_created_at_once() {
-    for compat in COMPATS {
-        let mut cluster = with_extras(compat);
-        cluster.extras_join();
-        cluster.control_plane_hangs = true;
-        let decision = cluster.look();
-        assert!(decision.gauges.contains(&Gauge::Set(Series::ScalingFailed, 0)));
-    }
-}
-
-fn without_a_pool() {
-    for compat in COMPATS {
-        let mut cluster = Cluster::new(compat);
-        cluster.upgrade.spec.capacity_reservation = Some(true);
-        cluster.remove_machine_sets();
-        cluster.refuses = vec!["StateScaleSkipped".into()];
-        cluster.run_to(Phase::Upgraded);
-        assert!(
-            !cluster.sent.contains(&"StateScaleSkipped".to_owned()),
-            "that keeps nothing waiting"
-        );
-    }
-}
-
-fn extras_that_take_too_long() {
-    for compat in COMPATS {
-        let mut cluster = with_extras(compat);
-        cluster.extras_join();
-        cluster.extras_break();
-        cluster.control_plane_hangs = true;
-        cluster.pass(SignedDuration::from_mins(31));
-        let decision = cluster.look();
-        assert!(
-            decision.gauges.contains(&Gauge::Set(Series::ScalingFailed, 1)),
-            "{:?}",
-            decision.gauges
-        );
-        assert!(cluster.sent.contains(&"StateSkipped".to_owned()));
-        assert_eq!(cluster.condition("UpgradeCommenced").status, "True", "it goes on");
-    }
-}
-
-fn extras_are_removed() {
-    let series = || Series::NodeDrainTimeout { node: "a-upgrade".into() };
-    for compat in COMPATS {
-        let mut cluster = with_extras(compat);
-        cluster.extras_join();
-        cluster.drain_is_unknown = true;
-        let decision = cluster.look();
-        assert_eq!(cluster.machine_sets(), ["a", "b"]);
-        let why = decision.error.unwrap();
-        assert_eq!(why, "ComputeCapacityRemoved: the taint has no timeAdded");
-        cluster.drain_is_unknown = false;
-        cluster.drains_fail = true;
-        let decision = cluster.look();
-        assert!(decision.gauges.contains(&Gauge::Set(series(), 1)), "{:?}", decision.gauges);
-        assert!(decision.error.is_some());
-        cluster.drains_fail = false;
-        cluster.look();
-        assert_eq!(
-            cluster.condition("ComputeCapacityRemoved").status,
-            "False",
-            "Machines are left"
-        );
-        cluster.extras_leave();
-        let decision = cluster.run_to(Phase::Upgraded);
-        assert!(decision.gauges.contains(&Gauge::Reset(Reset::DrainsOver)));
-    }
-}
-
 fn failure_order() {
     for compat in COMPATS {
         let mut cluster = Cluster::new(compat);
@@ -539,92 +469,4 @@ fn commenced() {
         }
         assert_eq!(cluster.written, [], "nothing is asked again");
     }
-}
-
-fn workers() {
-    for compat in COMPATS {
-        let mut cluster = Cluster::new(compat);
-        cluster.workers_take_time = true;
-        cluster.run_to(Phase::Upgrading);
-        cluster.look();
-        assert_eq!(cluster.condition("ControlPlaneUpgraded").status, "True");
-        let workers = cluster.condition("WorkerNodesUpgraded");
-        assert_eq!(
-            (&*workers.status, &*workers.message),
-            ("False", "WorkerNodesUpgraded still in progress")
-        );
-        assert_eq!(
-            cluster.entry().worker_start_time.as_ref().map(|time| time.0),
-            Some(cluster.now)
-        );
-        cluster.pools[0].status.as_mut().unwrap().updated_machine_count = 3;
-        cluster.run_to(Phase::Upgraded);
-        assert!(cluster.sent.contains(&"StateWorkerPlaneFinishedSL".to_owned()));
-        assert!(cluster.entry().worker_complete_time.is_some());
-    }
-}
-
-fn late_workers() {
-    let series = || Series::WorkerTimeout { version: NEW.into() };
-    for compat in COMPATS {
-        let mut cluster = Cluster::new(compat);
-        cluster.workers_take_time = true;
-        cluster.run_to(Phase::Upgrading);
-        let decision = cluster.look();
-        assert!(decision.gauges.contains(&Gauge::Set(series(), 0)));
-        cluster.expire_silences();
-        let decision = cluster.look();
-        assert!(decision.gauges.contains(&Gauge::Set(series(), 1)), "{:?}", decision.gauges);
-        cluster.pools[0].status.as_mut().unwrap().updated_machine_count = 3;
-        let decision = cluster.run_to(Phase::Upgraded);
-        assert!(decision.gauges.contains(&Gauge::Set(series(), 0)));
-    }
-}
-
-fn post_health() {
-    for compat in COMPATS {
-        let mut cluster = Cluster::new(compat);
-        cluster.workers_take_time = true;
-        cluster.run_to(Phase::Upgrading);
-        cluster.alerts = vec!["EtcdDown".into()];
-        cluster.pools[0].status.as_mut().unwrap().updated_machine_count = 3;
-        let decision = cluster.look();
-        assert_eq!(
-            decision.error.as_deref(),
-            Some("ClusterHealthyAfterUpgrade: critical alert(s) firing: EtcdDown")
-        );
-        // The alert may be that of the drain of a node that is gone.
-        let is_over = decision.gauges.contains(&Gauge::Reset(Reset::DrainsOver));
-        assert_eq!(is_over, compat == Repaired);
-        cluster.alerts.clear();
-        let decision = cluster.run_to(Phase::Upgraded);
-        assert!(decision.gauges.contains(&Gauge::Reset(Reset::DrainsOver)));
-    }
-}
-
-fn fedramp() {
-    for compat in COMPATS {
-        for is_fedramp in [false, true] {
-            let mut cluster = Cluster::new(compat);
-            cluster.config.fedramp = is_fedramp;
-            cluster.refuses = vec!["StateCompleted".into()];
-            cluster.run_to(Phase::Upgrading);
-            cluster.look();
-            let annotated = cluster
-                .written
-                .iter()
-                .filter(|write| **write == Write::ReinitFileIntegrity)
-                .count();
-            // The original annotates it at each look until the upgrade is completed.
-            let looks = if compat == Strict { 2 } else { 1 };
-            assert_eq!(annotated, if is_fedramp { looks } else { 0 });
-        }
-    }
-    let annotations = BTreeMap::from([("a".to_owned(), "b".to_owned())]);
-    let reinit = "file-integrity.openshift.io/re-init";
-    let wanted = |more: Value| json!({"metadata": {"annotations": more}});
-    let merged = wanted(json!({reinit: ""}));
-    assert_eq!(patch(&annotations, Repaired), merged);
-    assert_eq!(patch(&annotations, Strict), wanted(json!({reinit: "", "a": null})));
-    assert_eq!((NAMESPACE, NAME), ("openshift-file-integrity", "osd-fileintegrity"));
 }
