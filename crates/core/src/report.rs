@@ -254,6 +254,18 @@ pub enum Refusal {
         /// When it expires.
         until: Timestamp,
     },
+    /// The distribution names the versions of kubelet and images by different rules: it could not be seen whether an update
+    /// has reached its goal.
+    VersionsNotComparable {
+        /// The node.
+        node: NodeName,
+        /// What its kubelet reports.
+        kubelet: StatedVersion,
+        /// A static pod of the same release.
+        component: String,
+        /// The tag of its image.
+        tag: String,
+    },
     /// The node is Ready but does not match the target yet.
     NodeNotVerified {
         /// The node.
@@ -426,6 +438,7 @@ impl Refusal {
             | Self::NodePressure { node, .. }
             | Self::NodeCordoned { node }
             | Self::CertificateExpires { node, .. }
+            | Self::VersionsNotComparable { node, .. }
             | Self::NodeNotVerified { node, .. }
             | Self::OlderPlanRunning { node, .. } => node.to_string(),
             Self::PodDisruptionBudget { budget, pod } if budget.is_empty() => pod.clone(),
@@ -502,6 +515,7 @@ impl Refusal {
             | Self::NodePressure { .. }
             | Self::NodeCordoned { .. }
             | Self::CertificateExpires { .. }
+            | Self::VersionsNotComparable { .. }
             | Self::NodeNotVerified { .. }
             | Self::NoNode { .. }
             | Self::OlderUpdateUnfinished { .. }

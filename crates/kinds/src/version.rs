@@ -139,6 +139,31 @@ impl KubernetesVersion {
         !self.is_prerelease() && self.0.build == BuildMetadata::EMPTY
     }
 
+    /// Whether its pre-release is the suffix of a distribution, and none of Kubernetes' own: alpha, beta or release
+    /// candidate.
+    ///
+    /// ```
+    /// # use refit_kinds::version::KubernetesVersion;
+    /// let is_of = |text: &str| text.parse::<KubernetesVersion>().map(|one| one.has_suffix());
+    /// assert_eq!(is_of("v1.34.2-eks-1-34-5"), Ok(true));
+    /// assert_eq!(is_of("v1.35.0-rc.1"), Ok(false));
+    /// assert_eq!(is_of("v1.34.2+vmware.1"), Ok(false));
+    /// ```
+    pub fn has_suffix(&self) -> bool {
+        let first = self.0.pre.split('.').next().unwrap_or_default();
+        let is_kubernetes_own = ["alpha", "beta", "rc"].into_iter().any(|own| {
+            let number = first.strip_prefix(own);
+            number.is_some_and(|number| number.bytes().all(|byte| byte.is_ascii_digit()))
+        });
+        self.is_prerelease() && !is_kubernetes_own
+    }
+
+    /// Whether both have the same `X.Y.Z`.
+    pub fn is_same_release(&self, other: &Self) -> bool {
+        let release = |one: &Self| (one.major(), one.minor(), one.patch());
+        release(self) == release(other)
+    }
+
     /// The same version without its build.
     pub fn without_build(&self) -> Self {
         let mut version = self.0.clone();

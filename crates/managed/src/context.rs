@@ -82,7 +82,7 @@ impl Context {
         let client = stack.clone().with_concurrency(CALLS).client(config);
         let client = client.context("cannot create the client of the cluster")?;
         Ok(Self {
-            remote: Remote::new(stack, client.clone(), clock, settings.compat)
+            remote: Remote::new(stack, client.clone(), clock, settings.compat)?
                 .by_routes(settings.routes),
             client,
             clock,

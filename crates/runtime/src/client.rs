@@ -32,6 +32,8 @@ pub use pinned::{
     JsonPost, PINNED_DEADLINE, PinnedAnswer, PinnedConnection, PinnedOpenError, PinnedPostError,
 };
 pub use post::{HttpsPoster, PostError, chain};
+#[cfg(feature = "web")]
+pub use proxy::ProxyError;
 pub use served::{Served, ServedVersions, VersionedKind};
 
 /// How long a call may take until the response begins, and how long the response may then stall.

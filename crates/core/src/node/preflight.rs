@@ -17,6 +17,7 @@ use super::{
     health,
     seen::{NodeView, Seen, Workload},
     snapshot::Group,
+    verify::named_differently,
 };
 use crate::{group, report::Refusal};
 
@@ -34,6 +35,8 @@ pub enum Check {
     Node,
     /// The kubelet does not become newer than an API server.
     Skew,
+    /// The versions of a control plane node can be compared with a goal.
+    Versions,
     /// The other members of the control plane are healthy.
     ControlPlane,
     /// The Node is Ready.
@@ -54,11 +57,12 @@ pub enum Check {
 
 impl Check {
     /// Every check, in the order in which refusals count.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::WorkloadApi,
         Self::Deleting,
         Self::Node,
         Self::Skew,
+        Self::Versions,
         Self::ControlPlane,
         Self::NodeReady,
         Self::Pressure,
@@ -76,6 +80,7 @@ impl Check {
             | Self::Deleting
             | Self::Node
             | Self::Skew
+            | Self::Versions
             | Self::Pressure
             | Self::Cordon
             | Self::Certificates => Point::Prepare,
@@ -182,6 +187,7 @@ impl<'a> Preflight<'a> {
             Check::Deleting => self.deleting(),
             Check::Node => no_node(self.machine, self.node),
             Check::Skew => self.behind(),
+            Check::Versions => self.not_comparable(),
             Check::ControlPlane => self.peer_unhealthy(),
             Check::NodeReady => self.not_ready(),
             Check::Pressure => self.pressure(),
@@ -224,6 +230,20 @@ impl<'a> Preflight<'a> {
         (!is_new_enough).then(|| Refusal::ControlPlaneBehind {
             version: version.cloned().map_or(StatedVersion::Absent, StatedVersion::Version),
             goal: goal.clone(),
+        })
+    }
+
+    /// At its end, the update would wait for a version that the machine never shows.
+    fn not_comparable(&self) -> Option<Refusal> {
+        let is_due = self.control_plane && self.begun == Begun::No;
+        let goal = self.goal.filter(|_| is_due)?;
+        let seen = self.seen()?;
+        let (pod, version) = named_differently(&seen.nodes, &seen.static_pods, self.node, goal)?;
+        Some(Refusal::VersionsNotComparable {
+            node: self.node.clone(),
+            kubelet: self.node_view()?.kubelet_version.clone(),
+            component: pod.component.clone(),
+            tag: version.image_tag(),
         })
     }
 

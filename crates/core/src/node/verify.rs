@@ -1,5 +1,7 @@
 //! Whether a node came back in the expected state.
 
+use std::sync::Arc;
+
 use jiff::Timestamp;
 use refit_kinds::{
     refit::NodeName,
@@ -7,7 +9,7 @@ use refit_kinds::{
 };
 
 use super::{
-    seen::{ImageVersion, Seen, StaticPod},
+    seen::{ImageVersion, NodeView, Seen, StaticPod},
     workers::Workers,
 };
 use crate::report::Refusal;
@@ -103,6 +105,44 @@ pub fn version_differences(
     of_kubelet.into_iter().chain(missing).chain(of_pods).collect()
 }
 
+/// A component of a control plane node, and its version, that shows that no goal could be verified: both it and the kubelet
+/// are of one release, and their distribution has given it different names (`docs/facts/kubernetes.md#verifying-a-node`).
+///
+/// | kubelet | image | verdict |
+/// |---|---|---|
+/// | `v1.34.2-eks-0a1b2c3` | `v1.34.2-eks-1-34-5` | named differently |
+/// | `v1.34.2-eks-0a1b2c3` | the goal, or another release | an upgrade under way |
+/// | `v1.34.2+vmware.1`, `v1.35.0-rc.1` | `v1.34.2_vmware.2`, `v1.35.0` | an upgrade under way: these follow each other |
+/// | any | not a version, or without a tag | kubeadm writes the tag of the goal |
+///
+/// If one member of the control plane has one name for both, the distribution has.
+pub(super) fn named_differently<'a>(
+    nodes: &'a [Arc<NodeView>],
+    static_pods: &'a [StaticPod],
+    node: &NodeName,
+    goal: &KubernetesVersion,
+) -> Option<(&'a StaticPod, &'a KubernetesVersion)> {
+    let kubelet =
+        |name: &NodeName| nodes.iter().find(|node| node.name == *name)?.kubelet_version.version();
+    let of_release = |pod: &'a StaticPod| match &pod.version {
+        ImageVersion::Version(version) if VERSIONED.contains(&pod.component.as_str()) => {
+            Some((pod, version))
+        }
+        ImageVersion::Version(_) | ImageVersion::Untagged | ImageVersion::Other => None,
+    };
+    let own = kubelet(node).filter(|own| own.has_suffix() && *own != goal)?;
+    let mut images = static_pods.iter().filter_map(of_release);
+    let is_one_name = |(pod, version): (&StaticPod, &KubernetesVersion)| {
+        version.has_suffix() && kubelet(&pod.node) == Some(version)
+    };
+    if images.clone().any(is_one_name) {
+        return None;
+    }
+    images.find(|(pod, version)| {
+        pod.node == *node && version.is_same_release(own) && *version != own && *version != goal
+    })
+}
+
 fn static_pods(seen: &Seen, node: &NodeName, goal: &KubernetesVersion) -> Result<(), String> {
     let shown = seen.static_pods.iter().any(|pod| pod.component == "kube-apiserver");
     let own_pods = || seen.static_pods.iter().filter(|pod| pod.node == *node);
@@ -159,6 +199,51 @@ mod tests {
         assert!(found("v1.35.0", Some(&pods)).contains("the image of its kube-scheduler"));
         let missing = "its kube-apiserver pod does not exist";
         assert_eq!(found("v1.35.0", Some(&pods[3..4])), missing);
+    }
+
+    #[test]
+    fn versions_that_a_distribution_names_differently_are_found_before_an_update() {
+        const GOAL: &str = "v1.34.3-eks-1-34-6";
+        let found = |kubelets: [&str; 2], pods: &[StaticPod], goal: &str| {
+            let node = |(number, version): (usize, &str)| NodeView {
+                name: format!("n{number}").into(),
+                kubelet_version: version.into(),
+                ..NodeView::default()
+            };
+            let nodes = kubelets.into_iter().enumerate().map(|one| Arc::new(node(one)));
+            let nodes: Vec<_> = nodes.collect();
+            let found = named_differently(&nodes, pods, &"n0".into(), &goal.parse().unwrap());
+            found.map(|(pod, version)| format!("{} {version}", pod.component))
+        };
+        let named = Some("kube-scheduler v1.34.2-eks-1-34-5".to_owned());
+        for (kubelet, tag, goal, expected) in [
+            ("v1.34.2-eks-0a1b2c3", "v1.34.2-eks-1-34-5", GOAL, &named),
+            ("v1.34.2-eks-0a1b2c3", "v1.34.2-eks-1-34-5", "v1.35.0", &named),
+            ("v1.34.2-eks-0a1b2c3", "v1.34.2-eks-1-34-5", "v1.34.2-eks-0a1b2c3", &None),
+            // An upgrade of the control plane to this goal has begun, or one to another release.
+            ("v1.34.2-eks-0a1b2c3", "v1.34.2-eks-1-34-5", "v1.34.2-eks-1-34-5", &None),
+            ("v1.34.1-eks-0a1b2c3", "v1.34.2-eks-1-34-5", GOAL, &None),
+            // Both follow the same rule.
+            ("v1.34.2-eks-1-34-5", "v1.34.2-eks-1-34-5", GOAL, &None),
+            ("v1.34.2+vmware.1", "v1.34.2_vmware.1", "v1.34.3+vmware.1", &None),
+            ("v1.34.2+vmware.1", "v1.34.2_vmware.2", "v1.34.2+vmware.3", &None),
+            ("v1.34.2", "v1.34.2", "v1.35.0", &None),
+            ("v1.35.0-rc.1", "v1.35.0", "v1.35.1", &None),
+            ("v1.35.0-rc1", "v1.35.0-rc2", "v1.35.1", &None),
+            // kubeadm replaces the image of a component that has a tag of its own.
+            ("v1.34.2", "v1.34.2-hotfix", "v1.35.0", &None),
+            ("v1.34.2-eks-0a1b2c3", "latest", GOAL, &None),
+            ("", "v1.34.2-eks-1-34-5", GOAL, &None),
+        ] {
+            let pods = [pod("n0", "etcd", "v1.34.2-eks-9"), pod("n0", "kube-scheduler", tag)];
+            let alone = found([kubelet, ""], &pods, goal);
+            assert_eq!(alone, *expected, "{kubelet} {tag} {goal}");
+            // Another member shows that both have one name, at rest.
+            let other = pod("n1", "kube-scheduler", "v1.34.2-eks-1-34-5");
+            let with_other =
+                found([kubelet, "v1.34.2-eks-1-34-5"], &[&pods[..], &[other]].concat(), goal);
+            assert_eq!(with_other, None, "{kubelet} {tag} {goal}");
+        }
     }
 
     #[test]

@@ -109,6 +109,7 @@ impl RefusalReason {
             | Self::NodePressure
             | Self::NodeCordoned
             | Self::CertificateExpires
+            | Self::VersionsNotComparable
             | Self::NodeNotVerified
             | Self::NoNode
             | Self::MachineDeleting

@@ -145,6 +145,11 @@ impl Refusal {
                 "waiting until certificate {certificate} on node {node} is renewed: it is valid \
                  until {until}, and the update does not renew it"
             ),
+            Self::VersionsNotComparable { node, kubelet, component, tag } => format!(
+                "waiting until the versions on node {node} can be compared: its kubelet reports {kubelet}, and the image \
+                 of its {component} has the tag {tag}, so an update could not be verified. Install a kubelet that reports \
+                 the version of the images, or update the machine without Refit"
+            ),
             Self::NodeNotVerified { node, why } => format!("waiting for node {node}: {why}"),
             Self::NoNode { machine } => format!("waiting until Machine {machine} has a Node"),
             Self::OlderUpdateUnfinished { node_update } => {

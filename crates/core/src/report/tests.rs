@@ -64,6 +64,12 @@ fn all() -> Vec<Refusal> {
             certificate: s("/etc/kubernetes/pki/ca.crt"),
             until: Timestamp::UNIX_EPOCH,
         },
+        Refusal::VersionsNotComparable {
+            node: "n".into(),
+            kubelet: "v1.34.2-eks-0a1b2c3".into(),
+            component: s("kube-apiserver"),
+            tag: s("v1.34.2-eks-1-34-5"),
+        },
         Refusal::NodeNotVerified { node: "n".into(), why: s("it runs v1.34.2") },
         Refusal::NoNode { machine: s("m") },
         Refusal::OlderUpdateUnfinished { node_update: s("m-1") },

@@ -25,7 +25,10 @@ use refit_openshift::{
     Compat, config::DependencyConfig, dependencies::Unavailable, provider::OcmUrl,
     provider::ProviderError, validation::GraphRequest, validation::ImageRef,
 };
-use refit_runtime::{Clock, client::ClientStack};
+use refit_runtime::{
+    Clock,
+    client::{ClientStack, ProxyError},
+};
 
 use self::http::Web;
 pub use self::{monitoring::Monitoring, ocm::Ocm};
@@ -51,12 +54,17 @@ impl std::fmt::Debug for Remote {
 
 impl Remote {
     /// Asks with the stack, through the proxies of the environment. `cluster` is the client of the cluster's API.
-    pub fn new(stack: ClientStack, cluster: kube::Client, clock: Clock, compat: Compat) -> Self {
+    pub fn new(
+        stack: ClientStack,
+        cluster: kube::Client,
+        clock: Clock,
+        compat: Compat,
+    ) -> Result<Self, ProxyError> {
         let direct = Web::new(&stack);
-        let stack = stack.with_proxies_of_environment();
+        let stack = stack.with_proxies_of_environment()?;
         let web = Web::new(&stack);
         let monitoring = Arc::default();
-        Self { stack, cluster, clock, compat, web, direct, uses_routes: false, monitoring }
+        Ok(Self { stack, cluster, clock, compat, web, direct, uses_routes: false, monitoring })
     }
 
     /// Reaches Prometheus and Alertmanager by their Routes instead of their Services: for a program that runs outside of the

@@ -138,7 +138,7 @@ impl Bed {
 
     pub(crate) fn remote(&self, compat: Compat) -> Remote {
         let stack = self.stack().with_extra_roots(self.authority.material().cert_pem.as_bytes());
-        Remote::new(stack.unwrap(), self.client(), self.clock, compat)
+        Remote::new(stack.unwrap(), self.client(), self.clock, compat).unwrap()
     }
 
     /// Answers requests to `https://HOST:PORT`, and records them.

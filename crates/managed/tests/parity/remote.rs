@@ -151,7 +151,8 @@ fn token_of_a_secret() {
             bed.client(),
             bed.clock,
             Compat::Repaired,
-        );
+        )
+        .unwrap();
         let monitoring = remote.monitoring().await.unwrap();
         let found = monitoring.query(r#"ALERTS{a="b"}"#).await.unwrap();
         let labels =

@@ -140,6 +140,7 @@ async fn the_version_of_a_release_image_is_its_label() {
     let registry = Registry::start().await;
     let bed = Bed::new().await;
     let remote = Remote::new(registry.stack.clone(), bed.client(), Clock::real(), Compat::Repaired);
+    let remote = remote.unwrap();
     let image = registry.push("ocp/release", config(&json!({RELEASE_LABEL: "4.16.3"}))).await;
     assert_eq!(remote.release(&image).await.unwrap(), "4.16.3");
 

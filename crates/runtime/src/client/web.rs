@@ -13,7 +13,7 @@ use super::{
     connect::Connector,
     discipline::DisciplineLayer,
     pooled,
-    proxy::{Proxies, Route},
+    proxy::{Proxies, ProxyError, Route},
 };
 use crate::{net::Dialer, tls::TlsError};
 
@@ -25,15 +25,18 @@ pub(super) struct Web {
 }
 
 impl ClientStack {
-    /// Returns the stack whose web clients use the proxies of `HTTP_PROXY`, `HTTPS_PROXY` and `NO_PROXY`, or of the same
-    /// variables in lower case. Streams in memory, and clients of Kubernetes, do not.
-    #[must_use]
-    pub fn with_proxies_of_environment(mut self) -> Self {
+    /// Returns the stack whose web clients use the proxies of `HTTP_PROXY`, `HTTPS_PROXY`, `ALL_PROXY` and `NO_PROXY`, or of
+    /// the same variables in lower case. They are reached with or without TLS, as their URL says. Streams in memory, and clients
+    /// of Kubernetes, use none.
+    ///
+    /// # Errors
+    /// A variable has a proxy of another kind.
+    pub fn with_proxies_of_environment(mut self) -> Result<Self, ProxyError> {
         self.web.proxies = match self.dialer {
-            Dialer::Tcp => Some(Arc::new(Proxies::of_environment())),
+            Dialer::Tcp => Some(Arc::new(Proxies::of_environment()?)),
             Dialer::Memory(..) => None,
         };
-        self
+        Ok(self)
     }
 
     /// Returns the stack whose web clients trust this PEM bundle, too.
@@ -84,5 +87,59 @@ impl ClientStack {
             .map_err(BoxError::from)
             .service(pooled(connector));
         Ok(Client::new(service, ""))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::{
+        io::{AsyncReadExt as _, AsyncWriteExt as _},
+        net::TcpListener,
+    };
+    use tokio_rustls::TlsAcceptor;
+
+    use super::*;
+    use crate::tls::{Authority, ReloadableCert, Validity, server_config};
+
+    #[tokio::test]
+    async fn a_proxy_with_https_is_reached_with_tls() {
+        let validity = || Validity {
+            from: "2020-01-01T00:00:00Z".parse().unwrap(),
+            until: "2120-01-01T00:00:00Z".parse().unwrap(),
+        };
+        let authority = Authority::new("test", validity()).unwrap();
+        let certificate = authority.server(&["localhost"], validity()).unwrap();
+        let tls = server_config(ReloadableCert::new(&certificate).unwrap()).unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let proxy =
+            format!("https://me:secret@localhost:{}", listener.local_addr().unwrap().port());
+        let mut stack = ClientStack::production("refit-test")
+            .with_extra_roots(authority.material().cert_pem.as_bytes())
+            .unwrap();
+        let proxies = Proxies::of(|name| (name == "ALL_PROXY").then(|| proxy.clone()));
+        stack.web.proxies = Some(Arc::new(proxies.unwrap()));
+        let client = stack.web_client().unwrap();
+        for (url, line, response) in [
+            ("http://plain.test/x", "get http://plain.test/x http/1.1", "200 OK"),
+            ("https://secure.test/x", "connect secure.test:443 http/1.1", "403 Forbidden"),
+        ] {
+            let serving = async {
+                let (stream, _) = listener.accept().await.unwrap();
+                let mut stream = TlsAcceptor::from(tls.clone()).accept(stream).await.unwrap();
+                let mut head = Vec::new();
+                while !head.ends_with(b"\r\n\r\n") {
+                    head.push(stream.read_u8().await.unwrap());
+                }
+                let answer = format!("HTTP/1.1 {response}\r\ncontent-length: 0\r\n\r\n");
+                stream.write_all(answer.as_bytes()).await.unwrap();
+                stream.shutdown().await.unwrap();
+                String::from_utf8(head).unwrap().to_lowercase()
+            };
+            let request = Request::get(url).body(Body::empty()).unwrap();
+            let (head, outcome) = tokio::join!(serving, client.send(request));
+            assert!(head.starts_with(line), "{head}");
+            assert!(head.contains("proxy-authorization: basic bwu6c2vjcmv0"), "{head}");
+            assert_eq!(outcome.is_ok(), response == "200 OK", "{url}");
+        }
     }
 }

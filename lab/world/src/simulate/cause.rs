@@ -224,6 +224,7 @@ pub(super) fn cause_holds(
         | RefusalReason::HostUnreadable
         | RefusalReason::EtcdQuorum
         | RefusalReason::CertificateExpires
+        | RefusalReason::VersionsNotComparable
         | RefusalReason::HostSettingsUnreadable
         | RefusalReason::NoGroup
         | RefusalReason::ClusterTooLarge

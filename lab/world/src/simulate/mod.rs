@@ -108,11 +108,13 @@ impl fmt::Display for Failure {
 }
 
 /// Reasons that no world of the simulation can have.
-const OUT_OF_REACH: [&str; 9] = [
+const OUT_OF_REACH: [&str; 10] = [
     // Control planes have one member or three, and lack one only while their group does.
     "EtcdQuorum",
     // No certificate expires.
     "CertificateExpires",
+    // Kubelets and images have one version.
+    "VersionsNotComparable",
     // No kubelet runs short of anything.
     "NodePressure",
     // Every Machine has an owner.

@@ -75,6 +75,14 @@ fn every_check_of_the_preflight_refuses_its_machine() {
         (Check::Node, "NoNode", with(worker(), |one| one.machine.as_mut().unwrap().status = None)),
         (Check::Skew, "ControlPlaneBehind", with(worker(), |one| one.api_server = FROM.into())),
         (
+            Check::Versions,
+            "VersionsNotComparable",
+            with(member(), |one| {
+                one.node_mut().kubelet_version = "v1.34.2-eks-0a1b2c3".into();
+                one.static_pods[0].version = ImageVersion::of_tag("v1.34.2-eks-1-34-5");
+            }),
+        ),
+        (
             Check::ControlPlane,
             "ControlPlaneUnhealthy",
             with(member(), |one| one.static_pods[3].ready = false),

@@ -96,6 +96,7 @@ async fn inside(port: u16) {
     let bed = Bed::new().await;
     let stack = ClientStack::production("refit-managed/test");
     let remote = Remote::new(stack.clone(), bed.client(), Clock::real(), Compat::Repaired);
+    let remote = remote.unwrap();
     let request = GraphRequest {
         url: "https://graph.example/graph".to_owned(),
         architecture: "amd64".to_owned(),
@@ -113,7 +114,7 @@ async fn inside(port: u16) {
     assert_eq!(ocm.cluster().await.unwrap().id, "1a2b");
     // The API of Kubernetes, also by a stack with proxies.
     let url = format!("http://0.0.0.0:{port}").parse().unwrap();
-    let stack = stack.with_proxies_of_environment();
+    let stack = stack.with_proxies_of_environment().unwrap();
     let client = stack.client(&kube::Config::new(url)).unwrap();
     Api::<Namespace>::all(client).list(&kube::api::ListParams::default()).await.unwrap();
 }
