@@ -21,7 +21,7 @@ use crate::{
     host::{Command, Job, Since},
     judge::INTERRUPTED,
     policy::PolicyRefusal,
-    reason::TIMED_OUT,
+    reason::{CLUSTER_NOT_READY, TIMED_OUT},
     report::is_live,
     state::{AbortCause, JournalState, Progress, StepOutcome, StepRun, gate_of},
     undo::{UndoStep, undo_steps},
@@ -35,9 +35,10 @@ const DOWNLOAD_BACKOFF_CEILING: SignedDuration = SignedDuration::from_secs(60);
 /// Backoff after the first failed attempt. It doubles with each attempt, up to the ceiling.
 const BACKOFF: SignedDuration = SignedDuration::from_secs(10);
 
-/// How many more attempts kubeadm gets if a reboot interrupted the last one: the next attempt first restores the
-/// manifests that a power cut has damaged, and without it a control plane would stay broken.
-const ATTEMPTS_AFTER_INTERRUPTION: i32 = 2;
+/// How many more attempts kubeadm gets if a reboot interrupted the last one, or if the cluster was not ready for it. The
+/// attempt after an interruption first restores the manifests that a power cut has damaged, and without it a control
+/// plane would stay broken. Then its static pods need minutes until kubeadm can create a Job.
+const FURTHER_ATTEMPTS: i32 = 5;
 
 /// Why a step cannot be run at all.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -336,15 +337,16 @@ pub(crate) fn is_given_up(plan: &Progress, step: &str) -> bool {
 
 /// Maximum attempts of a step: those of the plan, else the default of its step type. A download that
 /// used its whole timeout is not repeated as often as one whose server did not respond: each attempt
-/// may take an hour. An interrupted kubeadm gets [more](ATTEMPTS_AFTER_INTERRUPTION).
+/// may take an hour. kubeadm gets [more](FURTHER_ATTEMPTS) after what passes.
 fn max_attempts(plan: &Progress, step: &str, last_reason: &str) -> i32 {
     let usual = step_rules(plan, step).map_or(USUAL_ATTEMPTS, |rules| rules.attempts);
     let usual = if last_reason == TIMED_OUT { usual.min(USUAL_ATTEMPTS) } else { usual };
     let step = plan.steps.iter().find(|known| known.id == step);
     let attempts = step.and_then(|step| step.max_attempts).unwrap_or(usual).max(1);
     let kind = step.and_then(PlannedStep::step_type);
-    if kind == Some(StepType::KubeadmUpgrade) && last_reason == INTERRUPTED {
-        return attempts.saturating_add(ATTEMPTS_AFTER_INTERRUPTION);
+    let is_passing = [INTERRUPTED, CLUSTER_NOT_READY].contains(&last_reason);
+    if kind == Some(StepType::KubeadmUpgrade) && is_passing {
+        return attempts.saturating_add(FURTHER_ATTEMPTS);
     }
     attempts
 }

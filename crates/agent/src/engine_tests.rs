@@ -388,13 +388,15 @@ fn kubeadm_gets_another_attempt_after_a_reboot_interrupted_its_last_one() {
     for allowed in [1, USUAL_ATTEMPTS] {
         let mut state = journal(Gate::Upgrade, &["preflight", "kubeadm-install"]);
         state.plan.as_mut().unwrap().steps[2].max_attempts = Some(allowed);
-        fails(&mut state, allowed, INTERRUPTED);
-        assert_eq!(started(&next(&state, None, at(60))), ("kubeadm-upgrade", allowed + 1));
-        // That one restored what the power cut had damaged.
-        fails(&mut state, allowed + 1, "StaticPodNotReplaced");
+        for (attempt, reason) in [(allowed, INTERRUPTED), (allowed + 1, CLUSTER_NOT_READY)] {
+            fails(&mut state, attempt, reason);
+            assert_eq!(started(&next(&state, None, at(60))), ("kubeadm-upgrade", attempt + 1));
+        }
+        // That one has restored what the power cut had damaged.
+        fails(&mut state, allowed + 2, "StaticPodNotReplaced");
         assert!(is_given_up(state.plan.as_ref().unwrap(), "kubeadm-upgrade"));
         // A host that crashes each time is not upgraded for ever.
-        fails(&mut state, allowed + 2, INTERRUPTED);
+        fails(&mut state, allowed + FURTHER_ATTEMPTS, INTERRUPTED);
         assert!(is_given_up(state.plan.as_ref().unwrap(), "kubeadm-upgrade"));
     }
 }

@@ -19,6 +19,8 @@ use crate::{
 
 /// Reason of an attempt that used its whole timeout; of a download, whatever its output is.
 pub(crate) const TIMED_OUT: &str = "TimedOut";
+/// Reason of a kubeadm that found the cluster not ready: after a power cut its control plane needs minutes.
+pub(crate) const CLUSTER_NOT_READY: &str = "ClusterNotReady";
 /// Reason of a failure because no source has a package.
 const PACKAGE_MISSING: &str = "PackageMissing";
 
@@ -55,7 +57,7 @@ const FINAL: FailureKind = FailureKind::Final;
 const PERSON: FailureKind = FailureKind::NeedsPerson;
 
 /// Ordered from unambiguous phrases to those that also occur in the output of other failures.
-const RULES: [Rule; 19] = [
+const RULES: [Rule; 20] = [
     rule(
         "DiskFull",
         PERSON,
@@ -134,7 +136,8 @@ const RULES: [Rule; 19] = [
     rule(
         "CoreDnsRefused",
         PERSON,
-        &["CoreDNSUnsupportedPlugins", "CoreDNSMigration"],
+        // Ignored, they are in the output of each failure, as warnings.
+        &["[ERROR CoreDNSUnsupportedPlugins", "[ERROR CoreDNSMigration"],
         "fix the Corefile, or ignore this preflight error",
     ),
     rule(
@@ -147,6 +150,12 @@ const RULES: [Rule; 19] = [
         "StaticPodNotReplaced",
         RETRIABLE,
         &["did not change after", "static Pod hash for component"],
+        "",
+    ),
+    rule(
+        CLUSTER_NOT_READY,
+        RETRIABLE,
+        &["[ERROR ControlPlaneNodesReady", "[ERROR CreateJob", "failed to get config map"],
         "",
     ),
     rule("PreflightRefused", RETRIABLE, &["[preflight] Some fatal errors occurred", "[ERROR "], ""),
@@ -304,6 +313,12 @@ mod tests {
             (" kubeadm : Depends: cri-tools; unmet dependencies.", "PackageConflict", PERSON),
             ("Specified version to upgrade to \"v1.36.0\" is too high", "VersionRefused", FINAL),
             ("[ERROR CoreDNSUnsupportedPlugins]: x", "CoreDnsRefused", PERSON),
+            (
+                "[WARNING CoreDNSMigration]: x\n[ERROR ControlPlaneNodesReady]: y",
+                "ClusterNotReady",
+                RETRIABLE,
+            ),
+            ("[upgrade] FATAL: failed to get config map: EOF", "ClusterNotReady", RETRIABLE),
             ("x509: certificate has expired or is not yet valid", "CertificateExpired", PERSON),
             (
                 "static Pod hash for component etcd on Node n did not change after 5m0s",

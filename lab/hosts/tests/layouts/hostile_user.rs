@@ -17,6 +17,7 @@ const SETUP: &str = "\
 set -e
 useradd --create-home app
 install -d -o app -g app /home/app/app.d
+install -o app -g app /dev/null /home/app/app.conf
 mkdir -p /etc/sudoers.d /srv/honest
 echo 'admin ALL=(ALL) ALL' > /etc/sudoers.d/admin
 chmod 440 /etc/sudoers.d/admin

@@ -237,3 +237,34 @@ async fn a_manifest_from_a_secret_is_written_as_its_checksum_demands() {
     assert_eq!(world.site.read(path), "metadata:\n  name: vip\n");
     assert_eq!(check(&world.site, &args), Evidence::Done);
 }
+
+#[test]
+fn files_that_a_link_of_root_leads_to_are_proven_by_the_mark_where_the_service_sees_nothing() {
+    let world = World::new();
+    for (link, target) in [
+        ("/etc/app.conf", "/home/me/app.conf"),
+        ("/etc/app.d", "../home/me/app.d"),
+        ("/etc/twice", "app.d"),
+        ("/etc/seen", "/srv/app.conf"),
+        ("/etc/round", "round"),
+    ] {
+        std::os::unix::fs::symlink(target, world.site.path(link)).unwrap();
+    }
+    for (path, seen) in [
+        ("/etc/app.conf", false),
+        ("/etc/app.d/x", false),
+        ("/etc/twice/x", false),
+        ("/etc/seen", true),
+        ("/etc/round", true),
+    ] {
+        let args = FileArgs { files: vec![file(path, "x")], users: Vec::new() };
+        let found = check(&world.site, &args);
+        assert_eq!(found == Evidence::Done, !seen, "{path}: {found:?}");
+    }
+    // The link itself is seen.
+    keep::keep_itself(&world.site, "p", "files", "/etc/app.conf").unwrap();
+    assert_eq!(keep::is_back(&world.site, "p", "files").unwrap(), None);
+    fs::remove_file(world.site.path("/etc/app.conf")).unwrap();
+    let left = keep::is_back(&world.site, "p", "files").unwrap();
+    assert_eq!(left.as_deref(), Some("/etc/app.conf"));
+}

@@ -179,7 +179,15 @@ fn restore(site: &Site, directory: &Path, one: &Kept) -> Result<(), WorkError> {
 /// sees it. Returns the first path that is not.
 pub(crate) fn is_back(site: &Site, plan: &str, group: &str) -> Result<Option<String>, WorkError> {
     let directory = directory(site, plan, group);
-    for one in index(&directory)?.into_iter().filter(|one| is_seen(&one.path)) {
+    let seen = |one: &Kept| {
+        let path = Path::new(&one.path);
+        match &one.was {
+            // Only the link itself was kept, which is where its directory is.
+            Original::Link { .. } => path.parent().is_none_or(|parent| is_seen(site, parent)),
+            Original::Absent | Original::File { .. } => is_seen(site, path),
+        }
+    };
+    for one in index(&directory)?.into_iter().filter(seen) {
         let path = site.path(&one.path);
         let back = match &one.was {
             Original::Absent => fs::symlink_metadata(&path).is_err(),

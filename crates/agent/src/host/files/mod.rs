@@ -10,7 +10,11 @@ pub(crate) mod secret;
 mod users;
 mod walk;
 
-use std::{io::Read as _, path::Path};
+use std::{
+    fs,
+    io::Read as _,
+    path::{Component, Path, PathBuf},
+};
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use flate2::read::GzDecoder;
@@ -33,9 +37,37 @@ const DEFAULT_MODE: u32 = 0o644;
 /// units. What they hold is proven by the mark of the unit alone.
 const UNSEEN: [&str; 5] = ["/home", "/root", "/run/user", "/tmp", "/var/tmp"];
 
-/// Whether the agent's service sees a path.
-fn is_seen(path: &str) -> bool {
-    !UNSEEN.iter().any(|unseen| Path::new(path).starts_with(unseen))
+/// Whether the agent's service sees what is at a path: neither the path nor a link on the way leads to
+/// where it sees nothing.
+fn is_seen(site: &Site, path: &Path) -> bool {
+    let mut path = path.to_owned();
+    for _ in 0..walk::MOST_LINKS {
+        if UNSEEN.iter().any(|unseen| path.starts_with(unseen)) {
+            return false;
+        }
+        let Some(next) = after_first_link(site, &path) else {
+            return true;
+        };
+        path = next;
+    }
+    true
+}
+
+/// The path with the target of its first link in place of the link; `None` without a link.
+fn after_first_link(site: &Site, path: &Path) -> Option<PathBuf> {
+    let parts: Vec<&Path> = path.ancestors().collect();
+    let target = |part: &Path| fs::read_link(site.path(part)).ok();
+    let (link, target) = parts.into_iter().rev().find_map(|part| Some((part, target(part)?)))?;
+    let rest = path.strip_prefix(link).ok()?;
+    let mut plain = PathBuf::new();
+    for part in link.parent()?.join(target).join(rest).components() {
+        if part == Component::ParentDir {
+            plain.pop();
+        } else {
+            plain.push(part);
+        }
+    }
+    Some(plain)
 }
 
 /// Writes the files and creates the users of a step.
@@ -72,7 +104,7 @@ pub(crate) fn check(site: &Site, args: &FileArgs) -> Evidence {
             return Evidence::Missing { what };
         }
     }
-    for file in args.files.iter().filter(|file| is_seen(&file.path)) {
+    for file in args.files.iter().filter(|file| is_seen(site, Path::new(&file.path))) {
         let found = atomic::read(&site.path(&file.path)).ok().flatten();
         let same =
             found.is_some_and(|(found, _)| match (&file.content_from, file.sha256.as_str()) {

@@ -30,7 +30,7 @@ use super::atomic::Access;
 /// such as that of `/tmp`, does not keep them from adding links.
 const OTHERS_WRITE: u32 = 0o022;
 /// Limit of links in one path, as in Linux: a cycle of links ends.
-const MOST_LINKS: usize = 40;
+pub(super) const MOST_LINKS: usize = 40;
 /// Flags for opening the directories of a path: search permission is enough.
 const FLAGS: OFlags =
     OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);

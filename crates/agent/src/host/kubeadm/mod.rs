@@ -1,5 +1,6 @@
 //! Running kubeadm: its arguments, the meaning of its failures, and the backups it leaves behind.
 
+mod api;
 mod backups;
 pub(crate) mod certificates;
 pub(crate) mod manifest;
@@ -84,6 +85,7 @@ pub(super) async fn upgrade(
     mend::damages(site, plan, upgrade.role).await?;
     let call = prepare(site, upgrade)?;
     let certificates = certificates::fingerprint(site);
+    api::wait(site, upgrade.role, api::PATIENCE).await;
     let outcome = tokio::select! {
         biased;
         outcome = site.run(&call) => outcome,
@@ -269,7 +271,8 @@ pub(super) fn explain(error: &ProgramError) -> WorkError {
 /// Adds to a failure the proxies through which kubeadm connected: the API server, from whose manifest they are, may have
 /// no need to connect to all that kubeadm does. Their values may contain passwords.
 fn through_proxies(mut error: WorkError, environment: &[(String, String)]) -> WorkError {
-    let names: Vec<&str> = environment.iter().map(|(name, _)| name.as_str()).collect();
+    let names = environment.iter().map(|(name, _)| name.as_str());
+    let names: Vec<&str> = names.filter(|name| proxy::is_variable(name)).collect();
     if !names.is_empty() {
         error.message += &[
             "; kubeadm used ",

@@ -25,10 +25,15 @@ fn variables(manifest: &str) -> Vec<(String, String)> {
         .flat_map(|container| list(&container, "env"))
         .filter_map(|variable| {
             let (name, value) = (variable["name"].as_str()?, variable["value"].as_str()?);
-            let is_proxy = name.to_ascii_lowercase().ends_with("_proxy") && !value.is_empty();
+            let is_proxy = is_variable(name) && !value.is_empty();
             is_proxy.then(|| (name.to_owned(), value.to_owned()))
         })
         .collect()
+}
+
+/// Whether an environment variable is one of proxies, by the rule of kubeadm.
+pub(super) fn is_variable(name: &str) -> bool {
+    name.to_ascii_lowercase().ends_with("_proxy")
 }
 
 #[cfg(test)]
