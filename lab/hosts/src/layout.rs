@@ -64,9 +64,10 @@ impl Layout {
 
     /// The manifest of a component of this version, such as `v1.35.0+vmware.1`.
     pub fn manifest(&self, name: &str, version: &str) -> String {
-        let flags = match name {
-            "kube-apiserver" => vec![format!("client-ca-file={}/ca.crt", self.certificates)],
-            _ => Vec::new(),
+        let flags = if name == "kube-apiserver" {
+            vec![format!("client-ca-file={}/ca.crt", self.certificates)]
+        } else {
+            Vec::new()
         };
         let start = if self.proxies.is_empty() { "" } else { "    env:\n" };
         let env = self.proxies.iter().fold(start.to_owned(), |text, (name, value)| {
