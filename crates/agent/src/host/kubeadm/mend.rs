@@ -132,7 +132,8 @@ fn restore(site: &Site, plan: &str, name: &str) -> Result<bool, WorkError> {
     let now = atomic::read(&path)?.map(|(content, _)| content);
     let before = keep::before(site, plan, CONFIGURATION, &absolute)?;
     let backups = backups(site, name)?;
-    let optional = name == ETCD && !(manifest::connects_to_this_host(site) && !backups.is_empty());
+    let is_here = !backups.is_empty() && manifest::connects_to_this_host(site);
+    let optional = name == ETCD && !is_here;
     match decide(now.as_deref(), &before, &backups, optional) {
         Verdict::Leave => Ok(false),
         Verdict::Restore(copy) => {

@@ -162,36 +162,37 @@ async fn manifests_that_an_earlier_plan_lost_come_from_kubeadms_backup() {
         let pod = String::from_utf8(pod("old")).unwrap();
         format!("{pod}    command: [kube-apiserver, --etcd-servers={url}]\n")
     };
-    let backup = world.site.path(backups::DIRECTORY).join(format!("{}2026", backups::MANIFESTS));
+    let backup = world.site().path(backups::DIRECTORY).join(format!("{}2026", backups::MANIFESTS));
     fs::create_dir_all(&backup).unwrap();
     for name in ["etcd", "kube-scheduler"] {
         fs::remove_file(world.path(name)).unwrap();
         fs::write(backup.join(format!("{name}.yaml")), pod("old")).unwrap();
     }
     fs::write(world.path("kube-apiserver"), to_etcd("https://10.0.0.9:2379")).unwrap();
-    snapshot::keep_configuration(&world.site, "p").unwrap();
-    manifests(&world.site, "p").await.unwrap();
+    snapshot::keep_configuration(world.site(), "p").unwrap();
+    manifests(world.site(), "p").await.unwrap();
     assert!(world.path("kube-scheduler").exists(), "each control plane has a scheduler");
     assert!(!world.path("etcd").exists(), "etcd is external");
-    assert_eq!(manifest::LocalEtcd::of(&world.site).unwrap(), None);
+    assert_eq!(manifest::LocalEtcd::of(world.site()).unwrap(), None);
     fs::write(world.path("kube-apiserver"), to_etcd("https://[::1]:2379")).unwrap();
-    let error = manifest::LocalEtcd::of(&world.site).unwrap_err();
+    let error = manifest::LocalEtcd::of(world.site()).unwrap_err();
     assert!(error.message.contains("etcd.yaml is missing, although kube-apiserver"), "{error}");
-    manifests(&world.site, "p").await.unwrap();
+    manifests(world.site(), "p").await.unwrap();
     assert_eq!(fs::read(world.path("etcd")).unwrap(), pod("old"));
 }
 
 #[tokio::test]
 async fn a_kubelet_configuration_that_a_power_cut_left_empty_is_restored() {
     let world = World::new();
-    let [config, flags, instance] = snapshot::CONFIGURATION_FILES.map(|path| world.site.path(path));
+    let [config, flags, instance] =
+        snapshot::CONFIGURATION_FILES.map(|path| world.site().path(path));
     fs::create_dir_all(config.parent().unwrap()).unwrap();
     fs::write(&config, "clusterDNS: []\n").unwrap();
     fs::write(&flags, "A=1\n").unwrap();
-    snapshot::keep_configuration(&world.site, "p").unwrap();
+    snapshot::keep_configuration(world.site(), "p").unwrap();
     fs::write(&config, "").unwrap();
     fs::write(&flags, "A=2\n").unwrap();
-    damages(&world.site, "p", Role::Worker).await.unwrap();
+    damages(world.site(), "p", Role::Worker).await.unwrap();
     assert_eq!(fs::read_to_string(&config).unwrap(), "clusterDNS: []\n");
     assert_eq!(fs::read_to_string(&flags).unwrap(), "A=2\n", "kubeadm's own result stays");
     assert!(!instance.exists(), "it did not exist before");
