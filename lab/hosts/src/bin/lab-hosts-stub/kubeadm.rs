@@ -114,9 +114,10 @@ fn upgraded(manifest: &str, component: &str, version: &str) -> String {
             Some((before, image)) => {
                 let name = image.rsplit_once(':').map_or(image, |(name, _)| name);
                 text += &proxies();
-                text += &format!("{before}image: {name}:{}\n", version.replace('+', "_"));
+                let tag = version.replace('+', "_");
+                text.extend([before, "image: ", name, ":", &tag, "\n"]);
             }
-            None => text += &format!("{line}\n"),
+            None => text.extend([line, "\n"]),
         }
     }
     text
