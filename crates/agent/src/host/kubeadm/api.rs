@@ -3,6 +3,7 @@
 use std::{path::Path, time::Duration};
 
 use http::Request;
+use kube::Client;
 use refit_kinds::refit::Role;
 use refit_runtime::{client::ClientStack, process::cluster};
 
@@ -27,8 +28,10 @@ const fn kubeconfig(role: Role) -> &'static str {
 /// Waits until the API server is ready. Best effort: kubeadm reports what is wrong with a kubeconfig or an API server
 /// that does not become ready.
 pub(super) async fn wait(site: &Site, role: Role, patience: Duration) {
-    let path = site.path(kubeconfig(role));
-    if !path.exists() || is_ready(&path).await {
+    let Some(client) = client(&site.path(kubeconfig(role))).await else {
+        return;
+    };
+    if is_ready(&client).await {
         return;
     }
     site.log("waiting until the API server is ready");
@@ -36,7 +39,7 @@ pub(super) async fn wait(site: &Site, role: Role, patience: Duration) {
         let mut seen = 0;
         while seen < SETTLED {
             tokio::time::sleep(POLL).await;
-            seen = if is_ready(&path).await { seen + 1 } else { 0 };
+            seen = if is_ready(&client).await { seen + 1 } else { 0 };
         }
     };
     if tokio::time::timeout(patience, settled).await.is_err() {
@@ -44,14 +47,14 @@ pub(super) async fn wait(site: &Site, role: Role, patience: Duration) {
     }
 }
 
-async fn is_ready(kubeconfig: &Path) -> bool {
-    let Ok(config) = cluster(Some(kubeconfig), None).await else {
-        return false;
-    };
+/// A client with a kubeconfig; `None` if it does not exist or is unusable.
+async fn client(kubeconfig: &Path) -> Option<Client> {
+    let config = cluster(Some(kubeconfig), None).await.ok()?;
     let stack = ClientStack::production(concat!("refit-agent/", env!("CARGO_PKG_VERSION")));
-    let Ok(client) = stack.with_deadline(DEADLINE).client(&config) else {
-        return false;
-    };
+    stack.with_deadline(DEADLINE).client(&config).ok()
+}
+
+async fn is_ready(client: &Client) -> bool {
     match Request::get("/readyz").body(Vec::new()) {
         Ok(request) => client.request_text(request).await.is_ok(),
         Err(_) => false,
@@ -68,11 +71,16 @@ mod tests {
     async fn the_wait_for_an_api_server_ends() {
         let directory = tempfile::tempdir().unwrap();
         let site = Site::at(directory.path().join("root"), directory.path().join("state"));
-        // Without a kubeconfig there is nothing to wait for.
-        wait(&site, Role::Worker, Duration::from_hours(9)).await;
         let path = site.path(kubeconfig(Role::ControlPlane));
         fs::create_dir_all(path.parent().unwrap()).unwrap();
-        fs::write(path, "no kubeconfig").unwrap();
+        fs::write(&path, "no kubeconfig").unwrap();
+        for role in [Role::Worker, Role::ControlPlane] {
+            // There is no API server to wait for.
+            wait(&site, role, Duration::from_hours(9)).await;
+        }
+        let away = "apiVersion: v1\nkind: Config\ncurrent-context: x\ncontexts: [{name: x, context: {cluster: c, user: u}}]\n\
+                    users: [{name: u, user: {token: t}}]\nclusters: [{name: c, cluster: {server: \"https://127.0.0.1:1\"}}]\n";
+        fs::write(path, away).unwrap();
         wait(&site, Role::ControlPlane, Duration::from_millis(10)).await;
     }
 }
