@@ -325,7 +325,8 @@ mod tests {
                 "StaticPodNotReplaced",
                 RETRIABLE,
             ),
-            ("[ERROR CreateJob]: Job did not complete", "PreflightRefused", RETRIABLE),
+            ("[ERROR CreateJob]: Job did not complete", "ClusterNotReady", RETRIABLE),
+            ("[ERROR Swap]: running with swap on is not supported", "PreflightRefused", RETRIABLE),
             ("Could not resolve 'pkgs.k8s.io'", "Unreachable", RETRIABLE),
             (
                 "error: /etc/refit/x belongs to the agent of this host, and no plan may write it",

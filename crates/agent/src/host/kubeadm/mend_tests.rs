@@ -160,7 +160,7 @@ async fn manifests_that_an_earlier_plan_lost_come_from_kubeadms_backup() {
     let world = World::new();
     let to_etcd = |url: &str| {
         let pod = String::from_utf8(pod("old")).unwrap();
-        format!("{pod}    command: [kube-apiserver, --etcd-servers={url}]\n")
+        format!("{pod}    command: [kube-apiserver, \"--etcd-servers={url}\"]\n")
     };
     let backup = world.site().path(backups::DIRECTORY).join(format!("{}2026", backups::MANIFESTS));
     fs::create_dir_all(&backup).unwrap();
