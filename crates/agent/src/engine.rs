@@ -13,8 +13,8 @@
 
 use jiff::{SignedDuration, Timestamp};
 use refit_kinds::refit::{
-    Gate, HostPlan, HostPlanSpec, HostPlanStatus, PlanId, PlanState, PlannedAction, PlannedStep,
-    StepError, StepRules, StepType, USUAL_ATTEMPTS,
+    Gate, HostPlan, HostPlanSpec, HostPlanStatus, HostStep, PlanId, PlanState, PlannedAction,
+    PlannedStep, Role, StepError, StepRules, StepType, USUAL_ATTEMPTS,
 };
 
 use crate::{
@@ -35,7 +35,7 @@ const DOWNLOAD_BACKOFF_CEILING: SignedDuration = SignedDuration::from_secs(60);
 /// Backoff after the first failed attempt. It doubles with each attempt, up to the ceiling.
 const BACKOFF: SignedDuration = SignedDuration::from_secs(10);
 
-/// How many more attempts kubeadm gets if a reboot interrupted the last one, or if the cluster was not ready for it. The
+/// How many more attempts kubeadm gets on a control plane if a reboot interrupted the last one, or if the cluster was not ready for it. The
 /// attempt after an interruption first restores the manifests that a power cut has damaged, and without it a control
 /// plane would stay broken. Then its static pods need minutes until kubeadm can create a Job.
 const FURTHER_ATTEMPTS: i32 = 5;
@@ -337,18 +337,25 @@ pub(crate) fn is_given_up(plan: &Progress, step: &str) -> bool {
 
 /// Maximum attempts of a step: those of the plan, else the default of its step type. A download that
 /// used its whole timeout is not repeated as often as one whose server did not respond: each attempt
-/// may take an hour. kubeadm gets [more](FURTHER_ATTEMPTS) after what passes.
+/// may take an hour. On a control plane, kubeadm gets [more](FURTHER_ATTEMPTS) after
+/// what passes.
 fn max_attempts(plan: &Progress, step: &str, last_reason: &str) -> i32 {
     let usual = step_rules(plan, step).map_or(USUAL_ATTEMPTS, |rules| rules.attempts);
     let usual = if last_reason == TIMED_OUT { usual.min(USUAL_ATTEMPTS) } else { usual };
     let step = plan.steps.iter().find(|known| known.id == step);
     let attempts = step.and_then(|step| step.max_attempts).unwrap_or(usual).max(1);
-    let kind = step.and_then(PlannedStep::step_type);
     let is_passing = [INTERRUPTED, CLUSTER_NOT_READY].contains(&last_reason);
-    if kind == Some(StepType::KubeadmUpgrade) && is_passing {
+    if is_passing && step.and_then(PlannedStep::step).is_some_and(upgrades_a_control_plane) {
         return attempts.saturating_add(FURTHER_ATTEMPTS);
     }
     attempts
+}
+
+fn upgrades_a_control_plane(step: &HostStep) -> bool {
+    matches!(
+        step,
+        HostStep::KubeadmUpgrade { role: Role::FirstControlPlane | Role::ControlPlane, .. }
+    )
 }
 
 /// The rules of a step of the plan; `None` for an undo step.

@@ -387,7 +387,13 @@ fn kubeadm_gets_another_attempt_after_a_reboot_interrupted_its_last_one() {
     };
     for allowed in [1, USUAL_ATTEMPTS] {
         let mut state = journal(Gate::Upgrade, &["preflight", "kubeadm-install"]);
-        state.plan.as_mut().unwrap().steps[2].max_attempts = Some(allowed);
+        let step = &mut state.plan.as_mut().unwrap().steps[2];
+        step.max_attempts = Some(allowed);
+        step.action = PlannedAction::Known(HostStep::KubeadmUpgrade {
+            version: new(),
+            role: Role::ControlPlane,
+            kubeadm: KubeadmArgs::default(),
+        });
         for (attempt, reason) in [(allowed, INTERRUPTED), (allowed + 1, CLUSTER_NOT_READY)] {
             fails(&mut state, attempt, reason);
             assert_eq!(started(&next(&state, None, at(60))), ("kubeadm-upgrade", attempt + 1));
