@@ -27,8 +27,6 @@ const PACKAGES: [&str; 10] = [
     "udev",
     "util-linux",
 ];
-/// Package of a library that shows a process another time.
-const FAKETIME: &str = "libfaketime";
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
 /// Additional packages for hosts of a real Kubernetes cluster.
@@ -57,7 +55,7 @@ pub struct Debian<'a> {
 
 impl Debian<'_> {
     /// The newest release of which the mirror has packages.
-    pub const NEWEST: Self = Self { releases: &["trixie", "bookworm"], packages: &[FAKETIME] };
+    pub const NEWEST: Self = Self { releases: &["trixie", "bookworm"], packages: &[] };
     /// The oldest supported release: glibc 2.31, systemd 247.
     pub const OLDEST: Self = Self { releases: &["bullseye"], packages: &[] };
 }
