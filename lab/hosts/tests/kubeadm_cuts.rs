@@ -108,7 +108,7 @@ enum Left {
     /// The new one.
     #[strum(to_string = "whole")]
     Whole,
-    /// The one of before the upgrade.
+    /// The previous one.
     #[strum(to_string = "the old one")]
     Old,
     /// None, or an empty file.

@@ -111,7 +111,7 @@ async fn separate_disks(cluster: &Cluster, host: &Host) -> anyhow::Result<()> {
         "{refused:?}"
     );
     for (named, text) in [
-        (true, "the file system of /var/lib/refit-agent, "),
+        (true, "the file system of /var/"),
         (true, "/var/lib/etcddisk/etcd has "),
         (true, "MiB free and needs "),
         (false, "/usr"),

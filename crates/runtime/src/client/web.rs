@@ -26,7 +26,7 @@ pub(super) struct Web {
 
 impl ClientStack {
     /// Returns the stack whose web clients use the proxies of `HTTP_PROXY`, `HTTPS_PROXY`, `ALL_PROXY` and `NO_PROXY`, or of
-    /// the same variables in lower case. They are reached with or without TLS, as their URL says. Streams in memory, and clients
+    /// the same variables in lower case. They are reached with or without TLS, as their URL has it. Streams in memory, and clients
     /// of Kubernetes, use none.
     ///
     /// # Errors

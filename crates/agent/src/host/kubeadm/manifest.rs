@@ -113,7 +113,7 @@ fn is_elsewhere(site: &Site, path: &str) -> Result<(), WorkError> {
     match backups::of_manifest(site, "etcd").first() {
         Some(backup) if connects_to_this_host(site) => Err(WorkError::needs_person(format!(
             "{path} is missing, although kube-apiserver connects to an etcd on this host: restore it from {}, or remove \
-             that file if etcd is no static pod",
+             that file if etcd is not a static pod",
             backup.display()
         ))),
         Some(_) | None => Ok(()),

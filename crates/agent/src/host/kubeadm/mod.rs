@@ -95,7 +95,7 @@ pub(super) async fn upgrade(
     // (`docs/facts/kubeadm.md#backups-of-kubeadm`).
     backups::prune(site, backups::KEPT, outcome.is_ok());
     outcome.map_err(|error| through_proxies(explain(&error), &call.environment))?;
-    // They are not kubeadm's: that one of them does not come back is no reason to run kubeadm again.
+    // They are not kubeadm's: kubeadm does not run again because one of them does not come back.
     if let Err(error) = certificates::restart_other_readers(site, &certificates).await {
         site.log(&format!("{error}; restart it, so that it reads the renewed certificates"));
     }

@@ -56,7 +56,7 @@ mod tests {
     }
 
     #[test]
-    fn warnings_are_told_from_other_output() {
+    fn warnings_of_apt_are_distinguished_from_its_other_output() {
         let fetch = "W: Failed to fetch http://m/InRelease  Could not resolve 'm'";
         let ignored = "W: Some index files failed to download. They have been ignored";
         for (output, expected) in [
