@@ -1,10 +1,10 @@
 //! Drives the host from the journal: gets the next action from the engine, records it, runs it.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use jiff::Timestamp;
 use refit_kinds::refit::{
-    FailureKind, HostFacts, HostPlanSpec, HostPlanStatus, PlanId, StepType, UnreadFact,
+    FailureKind, HostFacts, HostPlanSpec, HostPlanStatus, PlanId, PlannedStep, StepType, UnreadFact,
 };
 use refit_runtime::{Clock, clock::instant};
 use tokio::sync::watch;
@@ -110,6 +110,17 @@ impl Driver {
         tokio::time::sleep(LOCAL_RETRY).await;
     }
 
+    /// The packages and versions that a rollback of these steps restores.
+    async fn packages(
+        &mut self,
+        steps: &[PlannedStep],
+    ) -> Result<BTreeMap<String, String>, HostError> {
+        self.read_fact(Fact::Packages).await?;
+        let mut packages = self.facts.packages.clone();
+        packages.extend(self.host.versions(&undo::named_packages(steps)).await?);
+        Ok(packages)
+    }
+
     async fn step(&mut self, journal: &mut Journal) -> Result<(), Pause> {
         // The plan is marked as seen first, so that a change between here and the wait ends the
         // wait.
@@ -124,10 +135,11 @@ impl Driver {
         };
         match next {
             Next::Accept { plan, node_update, steps, point_of_no_return } => {
-                // What a rollback restores.
-                self.read_fact(Fact::Packages).await?;
-                let mut packages = self.facts.packages.clone();
-                packages.extend(self.host.versions(&undo::named_packages(&steps)).await?);
+                let packages = match self.packages(&steps).await {
+                    // There will be nothing to roll back.
+                    Err(_) if spec.as_ref().is_some_and(|spec| spec.abort) => BTreeMap::new(),
+                    packages => packages?,
+                };
                 self.host.remove_fetched().await;
                 let record = Record::PlanAccepted {
                     plan,

@@ -19,9 +19,8 @@ use refit_kinds::refit::{
 
 use crate::{
     host::{Command, Job, Since},
-    judge::INTERRUPTED,
     policy::PolicyRefusal,
-    reason::{CLUSTER_NOT_READY, TIMED_OUT},
+    reason::TIMED_OUT,
     report::is_live,
     state::{AbortCause, JournalState, Progress, StepOutcome, StepRun, gate_of},
     undo::{UndoStep, undo_steps},
@@ -35,9 +34,9 @@ const DOWNLOAD_BACKOFF_CEILING: SignedDuration = SignedDuration::from_secs(60);
 /// Backoff after the first failed attempt. It doubles with each attempt, up to the ceiling.
 const BACKOFF: SignedDuration = SignedDuration::from_secs(10);
 
-/// How many more attempts kubeadm gets on a control plane if a reboot interrupted the last one, or if the cluster was not ready for it. The
-/// attempt after an interruption first restores the manifests that a power cut has damaged, and without it a control
-/// plane would stay broken. Then its static pods need minutes until kubeadm can create a Job.
+/// How many attempts of kubeadm on a control plane are not counted because a reboot interrupted them, or the cluster was
+/// not ready for them. The attempt after an interruption first restores the manifests that a power cut has damaged, and
+/// without it a control plane would stay broken. Then its static pods need minutes until kubeadm can create a Job.
 const FURTHER_ATTEMPTS: i32 = 5;
 
 /// Why a step cannot be run at all.
@@ -329,7 +328,7 @@ pub(crate) fn is_given_up(plan: &Progress, step: &str) -> bool {
         !run.is_open()
             && match run.outcome {
                 Some(StepOutcome::FailedForGood) => true,
-                Some(StepOutcome::Failed) => run.attempt >= max_attempts(plan, step, &run.reason),
+                Some(StepOutcome::Failed) => run.attempt >= max_attempts(plan, step, run),
                 Some(StepOutcome::Done) | None => false,
             }
     })
@@ -337,16 +336,15 @@ pub(crate) fn is_given_up(plan: &Progress, step: &str) -> bool {
 
 /// Maximum attempts of a step: those of the plan, else the default of its step type. A download that
 /// used its whole timeout is not repeated as often as one whose server did not respond: each attempt
-/// may take an hour. On a control plane, kubeadm gets [more](FURTHER_ATTEMPTS) after
-/// what passes.
-fn max_attempts(plan: &Progress, step: &str, last_reason: &str) -> i32 {
+/// may take an hour. On a control plane, attempts of kubeadm that failed for what passes are
+/// [not counted](FURTHER_ATTEMPTS).
+fn max_attempts(plan: &Progress, step: &str, run: &StepRun) -> i32 {
     let usual = step_rules(plan, step).map_or(USUAL_ATTEMPTS, |rules| rules.attempts);
-    let usual = if last_reason == TIMED_OUT { usual.min(USUAL_ATTEMPTS) } else { usual };
+    let usual = if run.reason == TIMED_OUT { usual.min(USUAL_ATTEMPTS) } else { usual };
     let step = plan.steps.iter().find(|known| known.id == step);
     let attempts = step.and_then(|step| step.max_attempts).unwrap_or(usual).max(1);
-    let is_passing = [INTERRUPTED, CLUSTER_NOT_READY].contains(&last_reason);
-    if is_passing && step.and_then(PlannedStep::step).is_some_and(upgrades_a_control_plane) {
-        return attempts.saturating_add(FURTHER_ATTEMPTS);
+    if step.and_then(PlannedStep::step).is_some_and(upgrades_a_control_plane) {
+        return attempts.saturating_add(run.passing.min(FURTHER_ATTEMPTS));
     }
     attempts
 }

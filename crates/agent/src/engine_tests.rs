@@ -7,6 +7,7 @@ use refit_kinds::{
 
 use super::*;
 use crate::{host::Undo, state::Record};
+use crate::{judge::INTERRUPTED, reason::CLUSTER_NOT_READY};
 
 #[path = "engine_refusal_tests.rs"]
 mod refusals;
@@ -83,17 +84,26 @@ fn start(state: &mut JournalState, step: &str, attempt: i32) {
 }
 
 fn finish(state: &mut JournalState, step: &str, attempt: i32, outcome: StepOutcome, second: i64) {
-    state.apply(&Record::StepFinished {
+    state.apply(&finished(step, attempt, outcome, "", second));
+}
+
+/// An attempt fails with a reason.
+fn fails_for(state: &mut JournalState, step: &str, attempt: i32, reason: &str) {
+    state.apply(&finished(step, attempt, StepOutcome::Failed, reason, 10));
+}
+
+fn finished(step: &str, attempt: i32, outcome: StepOutcome, reason: &str, second: i64) -> Record {
+    Record::StepFinished {
         plan: "p".into(),
         step: step.to_owned(),
         attempt,
         outcome,
         failure: None,
         unchanged: false,
-        reason: String::new(),
+        reason: reason.to_owned(),
         message: String::new(),
         at: at(second),
-    });
+    }
 }
 
 fn fail(state: &mut JournalState, step: &str, attempts: i32) {
@@ -363,9 +373,7 @@ fn a_download_is_retried_for_half_an_hour() {
 fn a_download_that_times_out_is_retried_like_other_steps() {
     let times_out = |state: &mut JournalState, attempt| {
         start(state, "preflight", attempt);
-        finish(state, "preflight", attempt, StepOutcome::Failed, 10);
-        let run = state.plan.as_mut().unwrap().runs.get_mut("preflight").unwrap();
-        run.reason = crate::reason::TIMED_OUT.to_owned();
+        fails_for(state, "preflight", attempt, TIMED_OUT);
     };
     let mut state = downloading();
     times_out(&mut state, 2);
@@ -378,12 +386,10 @@ fn a_download_that_times_out_is_retried_like_other_steps() {
 }
 
 #[test]
-fn kubeadm_gets_another_attempt_after_a_reboot_interrupted_its_last_one() {
+fn attempts_of_kubeadm_do_not_count_while_reboots_interrupt_them() {
     let fails = |state: &mut JournalState, attempt, reason: &str| {
         start(state, "kubeadm-upgrade", attempt);
-        finish(state, "kubeadm-upgrade", attempt, StepOutcome::Failed, 10);
-        let run = state.plan.as_mut().unwrap().runs.get_mut("kubeadm-upgrade").unwrap();
-        run.reason = reason.to_owned();
+        fails_for(state, "kubeadm-upgrade", attempt, reason);
     };
     for allowed in [1, USUAL_ATTEMPTS] {
         let mut state = journal(Gate::Upgrade, &["preflight", "kubeadm-install"]);
@@ -394,15 +400,22 @@ fn kubeadm_gets_another_attempt_after_a_reboot_interrupted_its_last_one() {
             role: Role::ControlPlane,
             kubeadm: KubeadmArgs::default(),
         });
-        for (attempt, reason) in [(allowed, INTERRUPTED), (allowed + 1, CLUSTER_NOT_READY)] {
+        let before = state.clone();
+        for (attempt, reason) in [(1, INTERRUPTED), (2, CLUSTER_NOT_READY)] {
             fails(&mut state, attempt, reason);
             assert_eq!(started(&next(&state, None, at(60))), ("kubeadm-upgrade", attempt + 1));
         }
-        // That one has restored what the power cut had damaged.
-        fails(&mut state, allowed + 2, "StaticPodNotReplaced");
+        for attempt in 3..=allowed + 2 {
+            assert!(!is_given_up(state.plan.as_ref().unwrap(), "kubeadm-upgrade"));
+            fails(&mut state, attempt, "StaticPodNotReplaced");
+        }
         assert!(is_given_up(state.plan.as_ref().unwrap(), "kubeadm-upgrade"));
         // A host that crashes each time is not upgraded for ever.
-        fails(&mut state, allowed + FURTHER_ATTEMPTS, INTERRUPTED);
+        let mut state = before;
+        for attempt in 1..=allowed + FURTHER_ATTEMPTS {
+            assert!(!is_given_up(state.plan.as_ref().unwrap(), "kubeadm-upgrade"));
+            fails(&mut state, attempt, INTERRUPTED);
+        }
         assert!(is_given_up(state.plan.as_ref().unwrap(), "kubeadm-upgrade"));
     }
 }

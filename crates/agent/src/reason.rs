@@ -13,6 +13,7 @@ use crate::{
         Command, Job,
         work::{deciding, failure_of},
     },
+    judge::INTERRUPTED,
     policy::PolicyRefusal,
     state::StepOutcome,
 };
@@ -21,6 +22,10 @@ use crate::{
 pub(crate) const TIMED_OUT: &str = "TimedOut";
 /// Reason of a kubeadm that found the cluster not ready: after a power cut its control plane needs minutes.
 pub(crate) const CLUSTER_NOT_READY: &str = "ClusterNotReady";
+/// Whether the cause of a failure passes by itself: the host is up again, the cluster becomes ready.
+pub(crate) fn passes(reason: &str) -> bool {
+    [INTERRUPTED, CLUSTER_NOT_READY].contains(&reason)
+}
 /// Reason of a failure because no source has a package.
 const PACKAGE_MISSING: &str = "PackageMissing";
 
@@ -155,7 +160,12 @@ const RULES: [Rule; 20] = [
     rule(
         CLUSTER_NOT_READY,
         RETRIABLE,
-        &["[ERROR ControlPlaneNodesReady", "[ERROR CreateJob", "failed to get config map"],
+        &[
+            "[ERROR ControlPlaneNodesReady",
+            "[ERROR CreateJob",
+            "failed to get config map",
+            "failed to get corresponding node",
+        ],
         "",
     ),
     rule("PreflightRefused", RETRIABLE, &["[preflight] Some fatal errors occurred", "[ERROR "], ""),

@@ -8,6 +8,8 @@ use refit_kinds::refit::{
 };
 use serde::{Deserialize, Serialize};
 
+use crate::reason::passes;
+
 /// One fact in the journal.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all_fields = "camelCase")]
@@ -207,6 +209,9 @@ pub struct Progress {
 pub struct StepRun {
     /// Number of the last attempt, from 1.
     pub attempt: i32,
+    /// How many attempts failed for a reason that passes by itself.
+    #[serde(default)]
+    pub passing: i32,
     /// When the first attempt started.
     pub first_started_at: Timestamp,
     /// When the last attempt started.
@@ -352,6 +357,9 @@ impl Progress {
                 let run = self.run(step, *attempt, *at);
                 run.attempt = *attempt;
                 run.finished_at = Some(*at);
+                if *outcome == StepOutcome::Failed && passes(reason) {
+                    run.passing = run.passing.saturating_add(1);
+                }
                 run.outcome = Some(*outcome);
                 run.failure = *failure;
                 run.unchanged = *unchanged;
@@ -371,6 +379,7 @@ impl Progress {
     fn run(&mut self, step: &str, attempt: i32, at: Timestamp) -> &mut StepRun {
         self.runs.entry(step.to_owned()).or_insert_with(|| StepRun {
             attempt,
+            passing: 0,
             first_started_at: at,
             started_at: at,
             boot_id: String::new(),

@@ -296,6 +296,25 @@ async fn an_undo_goes_back_to_the_versions_of_before_even_without_their_reposito
 }
 
 #[tokio::test]
+async fn an_undo_does_not_install_a_kept_package_that_is_damaged() {
+    let Some(world) = World::at_134().await else {
+        return;
+    };
+    let from = PackageArgs::default();
+    let before = world.apt().installed().await.unwrap();
+    let order = World::order("v1.35.0", &NAMES, &from);
+    world.apt().fetch(&order).await.unwrap();
+    world.apt().install(&order).await.unwrap();
+    let kept = world.site.state().join("packages/kubeadm_1.34.2-1.1_all.deb");
+    fs::write(&kept, "").unwrap();
+    world.apt().restore("plan", &before).await.unwrap();
+    assert_eq!(world.apt().installed().await.unwrap(), before, "{}", world.log());
+    // The next fetch keeps it again.
+    world.apt().fetch(&order).await.unwrap();
+    assert!(fs::metadata(&kept).unwrap().len() > 0, "{}", world.log());
+}
+
+#[tokio::test]
 async fn an_undo_removes_a_new_package() {
     let Some(world) = World::at_134().await else {
         return;

@@ -54,8 +54,8 @@ pub struct Debian<'a> {
 }
 
 impl Debian<'_> {
-    /// The newest release of which the mirror has packages.
-    pub const NEWEST: Self = Self { releases: &["trixie", "bookworm"], packages: &[] };
+    /// The newest release of which the mirror has packages. A library shows processes another time.
+    pub const NEWEST: Self = Self { releases: &["trixie", "bookworm"], packages: &["libfaketime"] };
     /// The oldest supported release: glibc 2.31, systemd 247.
     pub const OLDEST: Self = Self { releases: &["bullseye"], packages: &[] };
 }

@@ -1,9 +1,15 @@
 //! The whole transaction on three control plane and two worker hosts at once, driven by the
-//! controllers, with a different failure on each host.
+//! controllers, with a different failure on each host, and with the wrong time on two of them.
 
 mod common;
 
-use std::{collections::BTreeMap, process::ExitCode, time::Duration};
+use std::{
+    cell::RefCell,
+    collections::{BTreeMap, BTreeSet},
+    convert::Infallible,
+    process::ExitCode,
+    time::Duration,
+};
 
 use anyhow::{Context as _, ensure};
 use lab_hosts::{
@@ -13,7 +19,7 @@ use lab_hosts::{
     host::{Host, with_reports},
     isolation::{self, Isolation, runtime},
     management::send,
-    print_line,
+    plans, print_line,
     workloads::{self, Watched},
 };
 use refit_kinds::{
@@ -21,6 +27,7 @@ use refit_kinds::{
     keys,
     refit::Goal,
 };
+use refit_runtime::Clock;
 use serde_json::{Value, json};
 
 const MACHINES: &str = "/apis/cluster.x-k8s.io/v1beta2/machines";
@@ -45,7 +52,13 @@ fn five_hosts(isolation: &Isolation) -> anyhow::Result<()> {
         let names = cluster.names();
         ensure!(names.len() == 5, "five nodes: {names:?}");
         let hosts = common::hosts(isolation, &cluster, &prepared, &[]).await?;
-        let outcome = roll_out(&cluster, &hosts).await;
+        let reasons = RefCell::default();
+        let outcome = tokio::select! {
+            biased;
+            outcome = roll_out(&cluster, &hosts) => outcome,
+            never = note_reasons(&cluster, &reasons) => match never {},
+        };
+        let outcome = outcome.and_then(|()| no_host_seemed_silent(&reasons.borrow()));
         with_reports(outcome, &hosts).await
     })
 }
@@ -56,6 +69,7 @@ async fn roll_out(cluster: &Cluster, hosts: &[Host]) -> anyhow::Result<()> {
     let before = machines(cluster).await?;
     let identities: Vec<String> = hosts.iter().map(|host| host.read("etc/machine-id")).collect();
     ask_for_a_runtime(cluster).await?;
+    wrong_clocks(cluster, hosts).await?;
     let controller = cluster.drive().await?;
     trouble(hosts)?;
     fill_disk(worker_of(hosts)?).await?;
@@ -81,6 +95,57 @@ async fn roll_out(cluster: &Cluster, hosts: &[Host]) -> anyhow::Result<()> {
     ensure!(after == identities, "machine ids stay");
     ensure!(machines(cluster).await? == before, "the machines are the same, by uid");
     budget_was_kept(&watched)
+}
+
+/// Sets the clocks of two hosts wrong by more than the age at which a report counts as old. The hosts share the
+/// clock of this machine, so a library shows the agent and the kubelet another time.
+async fn wrong_clocks(cluster: &Cluster, hosts: &[Host]) -> anyhow::Result<()> {
+    for (at, minutes) in [(1, 20), (4, -20)] {
+        let host = hosts.get(at).context("there are five hosts")?;
+        let drop_in = format!(
+            "[Service]\nEnvironment=LD_PRELOAD=/usr/$LIB/faketime/libfaketimeMT.so.1\n\
+             Environment=FAKETIME={minutes:+}m FAKETIME_DISABLE_SHM=1 FAKETIME_DONT_FAKE_MONOTONIC=1\n"
+        );
+        let [kubelet, agent] = ["kubelet.service", "refit-agent.service"];
+        for unit in [kubelet, agent] {
+            host.write(&format!("etc/systemd/system/{unit}.d/clock.conf"), &drop_in)?;
+        }
+        host.exec(["systemctl", "daemon-reload"]).await?;
+        host.exec(["systemctl", "restart", kubelet, agent]).await?;
+        let what = format!("{} has another time", host.name);
+        eventually(&what, Duration::from_mins(3), async || {
+            let status =
+                plans::status(cluster, host).await.map_err(|error| format!("{error:#}"))?;
+            let reported = status.reported_at.ok_or("there is no report")?.0;
+            let ahead = reported.duration_since(Clock::real().now()).as_mins();
+            // Reports are sent every five minutes.
+            let is_wrong = (minutes - 6..=minutes).contains(&ahead);
+            is_wrong.then_some(()).ok_or_else(|| format!("it is {ahead} min ahead"))
+        })
+        .await?;
+    }
+    Ok(())
+}
+
+/// Notes for which reasons updates wait.
+async fn note_reasons(cluster: &Cluster, reasons: &RefCell<BTreeSet<String>>) -> Infallible {
+    loop {
+        // What could not be read is read the next time.
+        let updates = cluster.list(NODE_UPDATES).await.unwrap_or_default();
+        let blockers = updates.iter().filter_map(|update| update["status"]["blockedBy"].as_array());
+        let found = blockers.flatten().map(|blocker| text(blocker, "/reason").to_owned());
+        reasons.borrow_mut().extend(found);
+        tokio::time::sleep(Duration::from_millis(300)).await;
+    }
+}
+
+fn no_host_seemed_silent(reasons: &BTreeSet<String>) -> anyhow::Result<()> {
+    ensure!(!reasons.is_empty(), "updates wait for each other");
+    ensure!(
+        !reasons.contains("NoFreshReport"),
+        "a wrong clock made a host seem silent: {reasons:?}"
+    );
+    Ok(())
 }
 
 /// Causes one failure on each host.

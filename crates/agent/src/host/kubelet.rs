@@ -13,14 +13,14 @@ use super::{
         atomic::{self, Access},
         keep,
     },
-    kubeadm::MANIFESTS,
+    kubeadm::{KUBELET_FLAGS, MANIFESTS},
     work::WorkError,
 };
 
 /// Files with the kubelet's flags, and the variable in each: kubeadm's file first, then the
 /// administrator's.
 pub(super) const FILES: [(&str, &str); 3] = [
-    ("/var/lib/kubelet/kubeadm-flags.env", "KUBELET_KUBEADM_ARGS"),
+    (KUBELET_FLAGS, "KUBELET_KUBEADM_ARGS"),
     ("/etc/default/kubelet", "KUBELET_EXTRA_ARGS"),
     ("/etc/sysconfig/kubelet", "KUBELET_EXTRA_ARGS"),
 ];

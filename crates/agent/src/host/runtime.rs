@@ -8,19 +8,37 @@ use super::{Program, Site, work::WorkError};
 const SERVICES: [&str; 2] = ["containerd.service", "crio.service"];
 
 /// Restarts the container runtime if its program was replaced since it started. Containers keep
-/// running: their shims are separate processes.
+/// running: their shims are separate processes. If no runtime is active, one that does not start is
+/// restarted, too: an earlier attempt may have replaced its program.
 pub(super) async fn restart_if_replaced(site: &Site) -> Result<(), WorkError> {
     site.run(&site.call(Program::Systemctl, ["daemon-reload"])).await?;
+    let mut fallen = Vec::new();
+    let mut is_active = false;
     for service in SERVICES {
-        let show = ["show", service, "--property=MainPID", "--value"];
+        let show = ["show", service, "--property=ActiveState,MainPID"];
         let answer = site.ask(Program::Systemctl, show).await?;
-        let pid: u32 = answer.trim().parse().unwrap_or_default();
-        if pid == 0 || !is_replaced(site, pid) {
-            continue;
+        let field = |name: &str| answer.lines().find_map(|line| line.strip_prefix(name));
+        let state = field("ActiveState=").unwrap_or_default().trim();
+        is_active |= state == "active";
+        let pid: u32 =
+            field("MainPID=").and_then(|pid| pid.trim().parse().ok()).unwrap_or_default();
+        if ["failed", "activating"].contains(&state) {
+            fallen.push(service);
+        } else if pid != 0 && is_replaced(site, pid) {
+            restart(site, service).await?;
         }
-        for verb in ["restart", "is-active"] {
-            site.run(&site.call(Program::Systemctl, [verb, service])).await?;
+    }
+    if !is_active {
+        for service in fallen {
+            restart(site, service).await?;
         }
+    }
+    Ok(())
+}
+
+async fn restart(site: &Site, service: &str) -> Result<(), WorkError> {
+    for verb in ["restart", "is-active"] {
+        site.run(&site.call(Program::Systemctl, [verb, service])).await?;
     }
     Ok(())
 }
@@ -42,8 +60,12 @@ mod tests {
     async fn only_a_runtime_that_was_replaced_is_restarted() {
         let directory = tempfile::tempdir().unwrap();
         let systemctl = directory.path().join("systemctl");
-        let script = "#!/bin/sh\ncase \"$1 $2\" in 'show containerd.service') echo 7;; \
-                      'show crio.service') echo 0;; *) echo \"$@\";; esac\n";
+        let script = "#!/bin/sh\ncase \"$1 $2\" in 'show containerd.service') cat \"$0.containerd\";; \
+                      'show crio.service') echo ActiveState=inactive; echo MainPID=0;; *) echo \"$@\";; esac\n";
+        let containerd = |shown: &str| {
+            fs::write(directory.path().join("systemctl.containerd"), shown).unwrap();
+        };
+        containerd("ActiveState=active\nMainPID=7\n");
         fs::write(&systemctl, script).unwrap();
         fs::set_permissions(&systemctl, fs::Permissions::from_mode(0o755)).unwrap();
         let tool = Tool { path: systemctl.display().to_string(), ..Tool::default() };
@@ -57,6 +79,14 @@ mod tests {
         symlink("/usr/bin/containerd (deleted)", site.path("/proc/7/exe")).unwrap();
         restart_if_replaced(&site).await.unwrap();
         assert!(log().contains("\nrestart containerd.service\n"), "{}", log());
+        let restarts = || log().matches("\nrestart containerd.service\n").count();
+        // The attempt that replaced it has failed, because it does not start.
+        containerd("ActiveState=activating\nMainPID=0\n");
+        restart_if_replaced(&site).await.unwrap();
+        assert_eq!(restarts(), 2, "{}", log());
+        containerd("ActiveState=inactive\nMainPID=0\n");
+        restart_if_replaced(&site).await.unwrap();
+        assert_eq!(restarts(), 2, "another runtime may be in use: {}", log());
         assert!(!log().contains("crio"), "{}", log());
     }
 }

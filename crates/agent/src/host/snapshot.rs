@@ -32,7 +32,7 @@ use super::{
         atomic::{self, Access},
         keep,
     },
-    kubeadm::{INSTANCE_CONFIG, KUBELET_CONFIG, MANIFESTS, manifest::LocalEtcd},
+    kubeadm::{INSTANCE_CONFIG, KUBELET_CONFIG, KUBELET_FLAGS, MANIFESTS, manifest::LocalEtcd},
     packages::Packages,
     work::WorkError,
 };
@@ -42,8 +42,7 @@ pub(super) const KEPT: usize = 2;
 /// Group of the files that `kubeadm upgrade` changes.
 pub(super) const CONFIGURATION: &str = "configuration";
 /// The files of this group that are not manifests.
-pub(super) const CONFIGURATION_FILES: [&str; 3] =
-    [KUBELET_CONFIG, "/var/lib/kubelet/kubeadm-flags.env", INSTANCE_CONFIG];
+pub(super) const CONFIGURATION_FILES: [&str; 3] = [KUBELET_CONFIG, KUBELET_FLAGS, INSTANCE_CONFIG];
 /// Manifests that kubeadm writes. A manifest that does not exist yet is recorded as absent.
 const MANIFEST_NAMES: [&str; 4] =
     ["etcd.yaml", "kube-apiserver.yaml", "kube-controller-manager.yaml", "kube-scheduler.yaml"];

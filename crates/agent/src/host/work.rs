@@ -4,7 +4,7 @@ use std::io::ErrorKind;
 
 use refit_kinds::refit::FailureKind;
 
-use super::{HostError, ProgramError, files::UnsafeLink};
+use super::{HostError, ProgramError, files::UnsafeFile};
 
 /// Exit code of a unit that may succeed on a retry. Unknown exit codes are treated the same.
 pub(crate) const EXIT_RETRIABLE: i32 = 1;
@@ -56,9 +56,9 @@ impl WorkError {
     /// A failed file operation.
     pub fn file(path: &std::path::Path, error: &std::io::Error) -> Self {
         let message = format!("{}: {error}", path.display());
-        let unsafe_link =
-            error.get_ref().is_some_and(<dyn std::error::Error + Send + Sync>::is::<UnsafeLink>);
-        if unsafe_link
+        let is_unsafe =
+            error.get_ref().is_some_and(<dyn std::error::Error + Send + Sync>::is::<UnsafeFile>);
+        if is_unsafe
             || matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::ReadOnlyFilesystem)
         {
             Self::needs_person(message)

@@ -22,7 +22,7 @@ use refit_kinds::refit::{FileArgs, FileEncoding, PlannedFile};
 use sha2::{Digest as _, Sha256};
 
 use self::{atomic::Access, secret::SecretSource};
-pub(crate) use self::{users::home, walk::UnsafeLink};
+pub(crate) use self::{users::home, walk::UnsafeFile};
 use super::{
     Evidence, Program, Site,
     kubeadm::{MANIFESTS, certificates::keeping_annotation},

@@ -5,6 +5,7 @@ use std::{
     ffi::{OsStr, OsString},
     fs::{File, Metadata},
     io::{self, Read as _, Write as _},
+    os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
 };
 
@@ -14,8 +15,9 @@ use rustix::{
 };
 
 use super::{
+    MOST_BYTES,
     atomic::Access,
-    walk::{Directory, Walk, own},
+    walk::{Directory, UnsafeFile, Walk, own},
 };
 
 /// A name in a directory.
@@ -68,13 +70,23 @@ impl Place {
         }
     }
 
-    /// Reads the regular file.
+    /// Reads the regular file. Where other users can create files, one of another name or of any size may be theirs.
     pub(super) fn read(&self) -> io::Result<Option<(Vec<u8>, Metadata)>> {
         let Some((mut file, metadata)) = self.open()? else {
             return Ok(None);
         };
         let mut content = Vec::new();
-        file.read_to_end(&mut content)?;
+        if self.directory.is_trusted() {
+            file.read_to_end(&mut content)?;
+            return Ok(Some((content, metadata)));
+        }
+        if metadata.nlink() > 1 {
+            return Err(io::Error::other(UnsafeFile::SecondName(self.path())));
+        }
+        let read = file.take(MOST_BYTES + 1).read_to_end(&mut content)?;
+        if read as u64 > MOST_BYTES {
+            return Err(io::Error::other(UnsafeFile::TooLarge(self.path())));
+        }
         Ok(Some((content, metadata)))
     }
 
@@ -132,8 +144,10 @@ impl Place {
 mod tests {
     use std::{
         fs::{self, Permissions},
-        os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown, symlink},
+        os::unix::fs::{PermissionsExt as _, chown, symlink},
     };
+
+    use refit_kinds::refit::FailureKind;
 
     use super::*;
     use crate::host::files::atomic;
@@ -176,6 +190,26 @@ mod tests {
         assert!(atomic::remove(&through).is_err());
         assert!(Directory::open(&home.join(".ssh"), true).is_err());
         assert_eq!(fs::read_dir(&etc).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn files_that_may_be_anything_are_not_read_from_an_untrusted_directory() {
+        let Some((directory, home)) = foreign_directory() else {
+            return;
+        };
+        let keys = home.join("authorized_keys");
+        fs::File::create(&keys).unwrap().set_len(MOST_BYTES + 1).unwrap();
+        let error = atomic::read(&keys).unwrap_err();
+        assert_eq!(error.kind, FailureKind::NeedsPerson);
+        assert!(error.message.contains("home/authorized_keys has more than 16 MiB"), "{error}");
+        fs::remove_file(&keys).unwrap();
+        let secret = directory.path().join("shadow");
+        fs::write(&secret, "root's").unwrap();
+        fs::hard_link(&secret, &keys).unwrap();
+        let error = atomic::read(&keys).unwrap_err();
+        assert_eq!(error.kind, FailureKind::NeedsPerson);
+        assert!(error.message.contains("home/authorized_keys has a second name"), "{error}");
+        assert!(atomic::read(&secret).is_ok(), "in a directory of root");
     }
 
     #[test]

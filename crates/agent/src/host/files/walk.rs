@@ -24,7 +24,7 @@ use rustix::{
     process::geteuid,
 };
 
-use super::atomic::Access;
+use super::{MOST_BYTES, atomic::Access};
 
 /// Permission bits: users other than the owner may write, by their group or at all. A sticky bit,
 /// such as that of `/tmp`, does not keep them from adding links.
@@ -35,13 +35,25 @@ pub(super) const MOST_LINKS: usize = 40;
 const FLAGS: OFlags =
     OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
-/// A link that root does not follow.
+/// A file that may be one of another user, or a link of theirs.
 #[derive(Debug, thiserror::Error)]
-#[error(
-    "{} is a symbolic link that other users than root can change, so it is not followed; remove the \
-     link, or specify the path that it leads to", .0.display()
-)]
-pub(crate) struct UnsafeLink(PathBuf);
+pub(crate) enum UnsafeFile {
+    #[error(
+        "{} is a symbolic link that other users than root can change, so it is not followed; remove the \
+         link, or specify the path that it leads to", .0.display()
+    )]
+    Link(PathBuf),
+    #[error(
+        "{} has a second name elsewhere, and other users than root can create files in its directory, so it is not \
+         read; replace it by a copy of it", .0.display()
+    )]
+    SecondName(PathBuf),
+    #[error(
+        "{} has more than {} MiB, and other users than root can create files in its directory, so it is not read; \
+         make it smaller, or remove it", .0.display(), MOST_BYTES >> 20
+    )]
+    TooLarge(PathBuf),
+}
 
 /// A directory, held open, so that it cannot be exchanged.
 pub(super) struct Directory {
@@ -70,6 +82,11 @@ impl Directory {
     fn of(fd: OwnedFd, path: PathBuf) -> io::Result<Self> {
         let stat = fstat(&fd)?;
         Ok(Self { fd, path, trusted: is_own(stat.st_uid) && stat.st_mode & OTHERS_WRITE == 0 })
+    }
+
+    /// Whether only root, or the user of this process, can create files in it.
+    pub(super) fn is_trusted(&self) -> bool {
+        self.trusted
     }
 
     pub(super) fn fd(&self) -> &OwnedFd {
@@ -208,7 +225,7 @@ impl Walk {
     fn follow(&mut self, name: &OsStr, target: &Path) -> io::Result<()> {
         let link = statat(&self.here.fd, name, AtFlags::SYMLINK_NOFOLLOW)?;
         if !self.here.trusted || !is_own(link.st_uid) {
-            let link = UnsafeLink(self.here.path.join(name));
+            let link = UnsafeFile::Link(self.here.path.join(name));
             return Err(io::Error::new(io::ErrorKind::PermissionDenied, link));
         }
         self.links += 1;

@@ -30,6 +30,7 @@ use super::{
 use crate::host::{
     Program, Site,
     files::atomic::{self, Access},
+    site::plain,
     work::WorkError,
 };
 
@@ -266,13 +267,24 @@ async fn restart(
         ))
     })?;
     let ids = async || running(site, name).await.unwrap_or_default();
-    let before = ids().await;
-    if !atomic::replace(path, changed.as_bytes(), Access::of(&file))? {
-        return Ok(());
+    let access = Access::of(&file);
+    // An attempt that was interrupted, or waited in vain, has changed the manifest: the next one waits for the same.
+    let record = site.state().join(format!("restarting-{}", plain(name)));
+    let before = match awaited(&record, sum)? {
+        Some(before) => before,
+        None if atomic::is(path, changed.as_bytes(), access) => return Ok(()),
+        None => {
+            let before = ids().await;
+            let text = format!("{sum}\n{before}");
+            atomic::replace(&record, text.as_bytes(), Access::of_mode(0o600))?;
+            before
+        }
+    };
+    if atomic::replace(path, changed.as_bytes(), access)? {
+        site.log(&format!("restarting {name}"));
     }
-    site.log(&format!("restarting {name}"));
     if !site.has(Program::Crictl) || before.is_empty() {
-        return Ok(());
+        return atomic::remove(&record);
     }
     let started = async {
         loop {
@@ -290,7 +302,18 @@ async fn restart(
              its container and `journalctl -u kubelet` on the host",
             patience.as_secs()
         ))
-    })
+    })?;
+    atomic::remove(&record)
+}
+
+/// The containers that a restart with this fingerprint replaces, if it has begun.
+fn awaited(record: &Path, sum: &str) -> Result<Option<String>, WorkError> {
+    let found = atomic::read(record)?;
+    let text = found.map(|(text, _)| String::from_utf8_lossy(&text).into_owned());
+    Ok(text
+        .as_deref()
+        .and_then(|text| text.strip_prefix(sum)?.strip_prefix('\n'))
+        .map(str::to_owned))
 }
 
 /// The content that a file is to have, with the annotation that made its static pod restart if `found`, the manifest at

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use refit_kinds::refit::Role;
 
-use super::{COMPONENTS, MANIFESTS, backups, manifest, running};
+use super::{COMPONENTS, INSTANCE_CONFIG, KUBELET_FLAGS, MANIFESTS, backups, manifest, running};
 use crate::host::{
     Program, Site,
     files::{
@@ -91,6 +91,7 @@ pub(super) async fn damages(site: &Site, plan: &str, role: Role) -> Result<(), W
     for path in snapshot::CONFIGURATION_FILES {
         restore_empty(site, plan, path)?;
     }
+    create_instance_config_again(site, plan)?;
     match role {
         Role::Worker => Ok(()),
         Role::FirstControlPlane | Role::ControlPlane => manifests(site, plan).await,
@@ -109,6 +110,23 @@ fn restore_empty(site: &Site, plan: &str, absolute: &str) -> Result<(), WorkErro
         }
         Before::File(_) | Before::Absent | Before::Unknown => Ok(()),
     }
+}
+
+/// Removes the instance configuration that kubeadm was creating, if a power cut has left it empty, and restores the flags
+/// from which kubeadm moved its content: otherwise kubeadm would not create it again, and the kubelet would not know the
+/// socket of its runtime.
+fn create_instance_config_again(site: &Site, plan: &str) -> Result<(), WorkError> {
+    let path = site.path(INSTANCE_CONFIG);
+    let is_empty = atomic::read(&path)?.is_some_and(|(content, _)| content.is_empty());
+    if !is_empty || keep::before(site, plan, CONFIGURATION, INSTANCE_CONFIG)? != Before::Absent {
+        return Ok(());
+    }
+    if let Before::File(kept) = keep::before(site, plan, CONFIGURATION, KUBELET_FLAGS)? {
+        atomic::replace(&site.path(KUBELET_FLAGS), &kept.content, kept.access)?;
+    }
+    atomic::remove(&path)?;
+    site.log(&format!("removed {INSTANCE_CONFIG}, which a power cut had left empty"));
+    Ok(())
 }
 
 /// Restores the manifests of a control plane that are missing, empty or truncated, and waits until the kubelet runs their

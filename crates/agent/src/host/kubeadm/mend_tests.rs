@@ -196,6 +196,16 @@ async fn a_kubelet_configuration_that_a_power_cut_left_empty_is_restored() {
     assert_eq!(fs::read_to_string(&config).unwrap(), "clusterDNS: []\n");
     assert_eq!(fs::read_to_string(&flags).unwrap(), "A=2\n", "kubeadm's own result stays");
     assert!(!instance.exists(), "it did not exist before");
+    // kubeadm was moving a flag there, and does not create the file again.
+    fs::write(&instance, "").unwrap();
+    damages(world.site(), "p", Role::Worker).await.unwrap();
+    assert!(!instance.exists());
+    assert_eq!(fs::read_to_string(&flags).unwrap(), "A=1\n");
+    fs::write(&instance, "containerRuntimeEndpoint: x\n").unwrap();
+    fs::write(&flags, "A=2\n").unwrap();
+    damages(world.site(), "p", Role::Worker).await.unwrap();
+    assert!(instance.exists(), "kubeadm's own result stays");
+    assert_eq!(fs::read_to_string(&flags).unwrap(), "A=2\n");
 }
 
 #[tokio::test]

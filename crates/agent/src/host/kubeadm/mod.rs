@@ -29,6 +29,8 @@ pub(super) const MANIFESTS: &str = "/etc/kubernetes/manifests";
 pub(super) const KUBELET_CONFIG: &str = "/var/lib/kubelet/config.yaml";
 /// The host-specific part of the kubelet's configuration, written by newer versions of kubeadm.
 pub(super) const INSTANCE_CONFIG: &str = "/var/lib/kubelet/instance-config.yaml";
+/// The flags of the kubelet that kubeadm writes.
+pub(super) const KUBELET_FLAGS: &str = "/var/lib/kubelet/kubeadm-flags.env";
 /// The static pods whose manifests kubeadm writes, in the order in which it upgrades them.
 const COMPONENTS: [&str; 4] =
     ["etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler"];

@@ -108,6 +108,7 @@ mod tests {
     use refit_kinds::refit::FailureKind;
 
     use super::*;
+    use crate::host::kubeadm::KUBELET_FLAGS;
 
     fn version(text: &str) -> KubernetesVersion {
         text.parse::<KubernetesVersion>().unwrap()
@@ -152,7 +153,7 @@ mod tests {
     fn a_socket_without_its_scheme_is_for_a_person() {
         let (_directory, site) = site();
         endpoint(&site).unwrap();
-        let flags = site.path("/var/lib/kubelet/kubeadm-flags.env");
+        let flags = site.path(KUBELET_FLAGS);
         let line =
             |value| format!("KUBELET_KUBEADM_ARGS=\"--container-runtime-endpoint={value}\"\n");
         fs::write(&flags, line("/run/containerd/containerd.sock")).unwrap();

@@ -12,7 +12,12 @@ use std::{
 
 use sha2::{Digest as _, Sha256};
 
-use super::{Want, apt::Apt, locks, package_files};
+use super::{
+    Want,
+    apt::Apt,
+    fetched::{Lost, write_sums},
+    locks, package_files,
+};
 use crate::host::{
     Program, Site,
     files::atomic::{self, Access},
@@ -81,9 +86,18 @@ fn directory(site: &Site) -> PathBuf {
     site.state().join("packages")
 }
 
-/// The kept file of a package at a version.
+/// The checksums of the kept files.
+fn sums(directory: &Path) -> PathBuf {
+    directory.join("sums.json")
+}
+
+/// The kept file of a package at a version, if it is whole.
 pub(super) fn kept(site: &Site, name: &str, version: &str) -> Option<PathBuf> {
-    find(&directory(site), name, version)
+    let directory = directory(site);
+    let file = find(&directory, name, version)?;
+    let is_it = |other: &str| file.file_name().is_some_and(|name| name == other);
+    let lost = Lost::of(&directory, &sums(&directory), is_it);
+    (!lost.has(&file)).then_some(file)
 }
 
 /// Finds the file of a package. apt names files `name_version_arch.deb`, with `%3a` for the colon
@@ -110,8 +124,9 @@ fn find(directory: &Path, name: &str, version: &str) -> Option<PathBuf> {
 pub(super) async fn keep_old(apt: &Apt<'_>, wants: &[Want], installed: &BTreeMap<String, String>) {
     let site = apt.site;
     let directory = directory(site);
-    if let Err(error) = fs::create_dir_all(&directory) {
-        site.log_and_go_on(&format!("cannot create {}: {error}", directory.display()));
+    let new = directory.join("new");
+    if let Err(error) = fs::create_dir_all(&new) {
+        site.log_and_go_on(&format!("cannot create {}: {error}", new.display()));
         return;
     }
     let old: Vec<(&str, &str)> = wants
@@ -126,13 +141,13 @@ pub(super) async fn keep_old(apt: &Apt<'_>, wants: &[Want], installed: &BTreeMap
             continue;
         }
         if let Some(file) = find(&site.path("/var/cache/apt/archives"), name, version) {
-            let to = directory.join(file.file_name().unwrap_or_default());
+            let to = new.join(file.file_name().unwrap_or_default());
             if fs::copy(&file, &to).is_ok() {
                 continue;
             }
         }
         let wanted = format!("{name}={version}");
-        let mut call = apt.apt_get(["download", &wanted]).within(&directory);
+        let mut call = apt.apt_get(["download", &wanted]).within(&new);
         call.arguments.extend(super::apt::as_root());
         if let Err(error) = locks::run(site, &call).await {
             site.log_and_go_on(&format!(
@@ -140,6 +155,26 @@ pub(super) async fn keep_old(apt: &Apt<'_>, wants: &[Want], installed: &BTreeMap
             ));
         }
     }
+    if let Err(error) = take_in(&new, &directory) {
+        site.log_and_go_on(&format!("cannot keep the installed packages: {error}"));
+    }
+}
+
+/// Moves files to those that are kept. A file has its name there only when it is complete on the disk.
+fn take_in(new: &Path, directory: &Path) -> Result<(), WorkError> {
+    for file in package_files(new, "deb").map_err(|error| WorkError::file(new, &error))? {
+        let to = directory.join(file.file_name().unwrap_or_default());
+        fs::File::open(&file)
+            .and_then(|opened| opened.sync_all())
+            .and_then(|()| fs::rename(&file, &to))
+            .map_err(|error| WorkError::file(&to, &error))?;
+    }
+    // What an interrupted download has left.
+    let rest = fs::remove_dir_all(new).and_then(|()| atomic::sync_directory(directory));
+    rest.map_err(|error| WorkError::file(directory, &error))?;
+    let kept = package_files(directory, "deb");
+    let kept = kept.map_err(|error| WorkError::file(directory, &error))?;
+    write_sums(&sums(directory), &kept)
 }
 
 /// Removes kept files of versions that are no longer installed.

@@ -15,7 +15,7 @@ use std::{
 use regex::Regex;
 
 use super::{
-    Order,
+    Order, access_of_source,
     apt::{Apt, as_root},
     apt_offline,
 };
@@ -138,7 +138,7 @@ fn use_repository(site: &Site, plan: &str, url: &str) -> Result<String, WorkErro
     };
     keep::keep(site, plan, keep::PACKAGES, REFIT_SOURCE)?;
     let line = format!("# Written by refit-agent.\ndeb {options} {url} /\n");
-    atomic::replace(&site.path(REFIT_SOURCE), line.as_bytes(), Access::of_mode(0o644))?;
+    atomic::replace(&site.path(REFIT_SOURCE), line.as_bytes(), access_of_source(&url))?;
     Ok(REFIT_SOURCE.to_owned())
 }
 

@@ -8,7 +8,7 @@ use std::{collections::BTreeMap, fs, path::Path, sync::LazyLock};
 
 use regex::Regex;
 
-use super::{KUBERNETES, Order, Want};
+use super::{KUBERNETES, Order, Want, access_of_source};
 use crate::host::{
     Site,
     files::{
@@ -164,7 +164,7 @@ fn use_repository(site: &Site, plan: &str, url: &str) -> Result<(), WorkError> {
          gpgcheck={check}\ngpgkey={url}/repodata/repomd.xml.key\n\
          exclude=kubelet kubeadm kubectl cri-tools kubernetes-cni\n"
     );
-    atomic::replace(&site.path(REFIT_REPOSITORY), text.as_bytes(), Access::of_mode(0o644))?;
+    atomic::replace(&site.path(REFIT_REPOSITORY), text.as_bytes(), access_of_source(url))?;
     Ok(())
 }
 

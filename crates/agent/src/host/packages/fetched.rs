@@ -69,6 +69,11 @@ impl Lost {
         Self(lost.collect())
     }
 
+    /// Whether this file is not as it was fetched.
+    pub(super) fn has(&self, path: &Path) -> bool {
+        self.0.iter().any(|(lost, _)| lost == path)
+    }
+
     /// Whether every file is as it was fetched.
     pub(super) fn is_empty(&self) -> bool {
         self.0.is_empty()

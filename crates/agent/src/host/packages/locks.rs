@@ -37,6 +37,7 @@ pub(super) async fn run(site: &Site, call: &Invocation) -> Result<String, Progra
     loop {
         match site.run(call).await {
             Err(error) if is_held(error.output_tail()) && started.elapsed() < PATIENCE => {
+                site.log_and_go_on("another process holds the lock, trying again");
                 tokio::time::sleep(PAUSE).await;
             }
             other => return other,

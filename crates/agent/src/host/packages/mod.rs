@@ -31,7 +31,7 @@ use std::{
 use refit_kinds::refit::{PackageArgs, PackageDriver, PackageVersion};
 use refit_kinds::version::KubernetesVersion;
 
-use super::{Evidence, Program, Site, work::WorkError};
+use super::{Evidence, Program, Site, files::atomic::Access, work::WorkError};
 pub(crate) use fetched::STORE as FETCHED;
 pub(crate) use tarball::{DOWNLOADS as TARBALLS, STORE as UNPACKED};
 
@@ -226,6 +226,11 @@ pub(crate) fn fetched_directory(site: &Site, plan: &str) -> PathBuf {
 /// Directories of the packages that all plans fetched.
 pub(crate) fn all_fetched(site: &Site) -> Vec<PathBuf> {
     fetched::all(site)
+}
+
+/// Access of a file that names this source: its URL may have a password.
+fn access_of_source(url: &str) -> Access {
+    Access::of_mode(if url.contains('@') { 0o600 } else { 0o644 })
 }
 
 /// The package files in a directory, sorted.

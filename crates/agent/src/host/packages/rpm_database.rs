@@ -11,10 +11,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use rustix::fs::{CWD, RenameFlags};
+use rustix::fs::{CWD, RenameFlags, syncfs};
 
 use super::{Want, locks};
-use crate::host::{Program, ProgramError, Site, work::WorkError};
+use crate::host::{Program, ProgramError, Site, files::atomic, work::WorkError};
 
 /// Messages about a broken database.
 const BROKEN: [&str; 8] = [
@@ -86,11 +86,16 @@ pub(super) async fn rebuild(site: &Site, cause: &str) -> Result<(), WorkError> {
     let database =
         fs::canonicalize(&database).map_err(|error| WorkError::file(&database, &error))?;
     let saved = saved(site);
+    let mut before = count(site, None).await.unwrap_or_default();
+    // An earlier rebuild was interrupted.
     if saved.exists() {
-        // An earlier rebuild was interrupted.
-        put_back(site, &saved, &database).await?;
+        if count(site, Some(&saved)).await.unwrap_or_default() < before {
+            remove(&saved)?;
+        } else {
+            put_back(site, &saved, &database).await?;
+            before = count(site, None).await.unwrap_or_default();
+        }
     }
-    let before = count(site, None).await.unwrap_or_default();
     save(site, &database, &saved).await?;
     let rebuilt = locks::run(site, &site.call(Program::Rpm, ["--rebuilddb"])).await;
     let after = count(site, None).await.unwrap_or_default();
@@ -123,12 +128,14 @@ async fn has_itself(site: &Site) -> bool {
         || site.ask(Program::Rpm, ["--query", "--file", "/usr/bin/rpm"]).await.is_ok()
 }
 
-/// Copies the database. The copy has its name only when it is complete.
+/// Copies the database. The copy has its name only when it is complete on the disk.
 async fn save(site: &Site, database: &Path, saved: &Path) -> Result<(), WorkError> {
     let new = saved.with_extension("new");
     remove(&new)?;
     copy(site, database, &new).await?;
-    fs::rename(&new, saved).map_err(|error| WorkError::file(saved, &error))
+    fs::rename(&new, saved)
+        .and_then(|()| saved.parent().map_or(Ok(()), atomic::sync_directory))
+        .map_err(|error| WorkError::file(saved, &error))
 }
 
 /// Restores the copy of the database.
@@ -138,16 +145,20 @@ async fn put_back(site: &Site, saved: &Path, database: &Path) -> Result<(), Work
     copy(site, saved, &new).await?;
     // Without a moment in which there is no database: rpm would create an empty one.
     rustix::fs::renameat_with(CWD, &new, CWD, database, RenameFlags::EXCHANGE)
-        .map_err(|error| WorkError::file(database, &error.into()))?;
+        .map_err(std::io::Error::from)
+        .and_then(|()| database.parent().map_or(Ok(()), atomic::sync_directory))
+        .map_err(|error| WorkError::file(database, &error))?;
     remove(&new)?;
     remove(saved)
 }
 
+/// Copies a directory, durably: a power cut must not leave the names without the content.
 async fn copy(site: &Site, from: &Path, to: &Path) -> Result<(), WorkError> {
     let paths = [from, to].map(|path| path.display().to_string());
     let call = site.call(Program::Cp, ["--archive".to_owned()].into_iter().chain(paths));
     site.run(&call).await?;
-    Ok(())
+    let synced = fs::File::open(to).and_then(|directory| Ok(syncfs(&directory)?));
+    synced.map_err(|error| WorkError::file(to, &error))
 }
 
 fn remove(path: &Path) -> Result<(), WorkError> {
