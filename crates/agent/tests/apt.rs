@@ -305,7 +305,9 @@ async fn an_undo_does_not_install_a_kept_package_that_is_damaged() {
     let order = World::order("v1.35.0", &NAMES, &from);
     world.apt().fetch(&order).await.unwrap();
     world.apt().install(&order).await.unwrap();
-    let kept = world.site.state().join("packages/kubeadm_1.34.2-1.1_all.deb");
+    let kept = fs::read_dir(world.site.state().join("packages")).unwrap();
+    let mut kept = kept.map(|entry| entry.unwrap().path());
+    let kept = kept.find(|path| path.to_string_lossy().contains("/kubeadm_1.34.2-1.1_")).unwrap();
     fs::write(&kept, "").unwrap();
     world.apt().restore("plan", &before).await.unwrap();
     assert_eq!(world.apt().installed().await.unwrap(), before, "{}", world.log());

@@ -1,5 +1,7 @@
 //! Stand-ins for Cluster API's CustomResourceDefinitions.
 
+use std::sync::LazyLock;
+
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::core::crd::CustomResourceExt as _;
 use refit_kinds::keys;
@@ -10,8 +12,15 @@ use crate::kinds::{
     MachineSet,
 };
 
+/// Generating their schemas is slow.
+static CRDS: LazyLock<Vec<CustomResourceDefinition>> = LazyLock::new(generate);
+
 /// Returns stand-in CRDs with Cluster API's contract labels, for clusters without Cluster API.
 pub fn crds() -> Vec<CustomResourceDefinition> {
+    CRDS.clone()
+}
+
+fn generate() -> Vec<CustomResourceDefinition> {
     let mut crds = vec![
         Cluster::crd(),
         ExtensionConfig::crd(),

@@ -1,12 +1,14 @@
 //! The CustomResourceDefinitions of Refit's kinds.
 
+use std::sync::LazyLock;
+
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::core::crd::CustomResourceExt as _;
 
 use crate::refit;
 
-/// CRDs of Refit's kinds; an installation applies these.
-pub fn refit_crds() -> Vec<CustomResourceDefinition> {
+/// Generating their schemas is slow.
+static CRDS: LazyLock<Vec<CustomResourceDefinition>> = LazyLock::new(|| {
     vec![
         refit::ClusterUpgrade::crd(),
         refit::ClusterUpgradePlan::crd(),
@@ -18,6 +20,11 @@ pub fn refit_crds() -> Vec<CustomResourceDefinition> {
         refit::Updater::crd(),
         refit::UpgradeTask::crd(),
     ]
+});
+
+/// CRDs of Refit's kinds; an installation applies these.
+pub fn refit_crds() -> Vec<CustomResourceDefinition> {
+    CRDS.clone()
 }
 
 #[cfg(test)]

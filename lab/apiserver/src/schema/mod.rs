@@ -17,7 +17,7 @@ mod tests;
 mod validate_tests;
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, LazyLock};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
 use regex::Regex;
 use serde_json::Value;
@@ -71,11 +71,27 @@ pub struct Schema {
     root: Arc<Node>,
 }
 
+/// Schemas by their text: reading one is slow, and each server has those of the same CRDs.
+static READ: LazyLock<Mutex<BTreeMap<String, Schema>>> = LazyLock::new(Mutex::default);
+/// Limit of these schemas: a server may be given any number of different ones.
+const MOST_READ: usize = 256;
+
 impl Schema {
     /// Reads `openAPIV3Schema`; rejects schemas that are not structural, and rules that do not
-    /// compile.
+    /// compile. A schema that another server of this process has read is shared.
     pub fn from_open_api(schema: &Value) -> Result<Self, SchemaError> {
-        Ok(Self { root: Arc::new(parse::root(schema)?) })
+        let text = schema.to_string();
+        let known = || READ.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(read) = known().get(&text) {
+            return Ok(read.clone());
+        }
+        let read = Self { root: Arc::new(parse::root(schema)?) };
+        let mut known = known();
+        if known.len() >= MOST_READ {
+            known.clear();
+        }
+        known.insert(text, read.clone());
+        Ok(read)
     }
 
     /// The schema that keeps all fields and knows only an object's metadata.
