@@ -55,15 +55,18 @@ fn five_hosts(isolation: &Isolation) -> anyhow::Result<()> {
         let reasons = RefCell::default();
         let outcome = tokio::select! {
             biased;
-            outcome = roll_out(&cluster, &hosts) => outcome,
+            outcome = roll_out(&cluster, &hosts, &reasons) => outcome,
             never = note_reasons(&cluster, &reasons) => match never {},
         };
-        let outcome = outcome.and_then(|()| no_host_seemed_silent(&reasons.borrow()));
         with_reports(outcome, &hosts).await
     })
 }
 
-async fn roll_out(cluster: &Cluster, hosts: &[Host]) -> anyhow::Result<()> {
+async fn roll_out(
+    cluster: &Cluster,
+    hosts: &[Host],
+    reasons: &RefCell<BTreeSet<String>>,
+) -> anyhow::Result<()> {
     let watched = workloads::keep(cluster.workload.clone());
     nodes_are(cluster, hosts, "v1.34.2", 30).await?;
     let before = machines(cluster).await?;
@@ -77,6 +80,7 @@ async fn roll_out(cluster: &Cluster, hosts: &[Host]) -> anyhow::Result<()> {
     no_room_then_room(cluster, worker_of(hosts)?).await?;
     // The update that failed for lack of disk space stays in the list.
     all_updated(cluster, hosts.len(), 300).await?;
+    no_host_seemed_silent(&reasons.borrow())?;
     nodes_are(cluster, hosts, GOAL, 30).await?;
     are_at_goal(cluster, hosts, 1).await?;
     for host in hosts {
@@ -88,7 +92,8 @@ async fn roll_out(cluster: &Cluster, hosts: &[Host]) -> anyhow::Result<()> {
     controller.stop().await;
     cluster.drive_by_reboots().await?;
     ask_again(cluster).await?;
-    all_updated(cluster, 2 * hosts.len(), 300).await?;
+    // To a new controller, the last report of a host with a late clock looks old until the next one arrives.
+    all_updated(cluster, 2 * hosts.len(), 600).await?;
     nodes_are(cluster, hosts, GOAL, 30).await?;
     are_at_goal(cluster, hosts, 2).await?;
     let after: Vec<String> = hosts.iter().map(|host| host.read("etc/machine-id")).collect();
