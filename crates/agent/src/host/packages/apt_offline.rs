@@ -140,6 +140,12 @@ pub(super) async fn keep_old(apt: &Apt<'_>, wants: &[Want], installed: &BTreeMap
         if kept(site, name, version).is_some() {
             continue;
         }
+        // Its checksum must not be recorded as that of a whole file.
+        if let Some(damaged) = find(&directory, name, version)
+            && let Err(error) = fs::remove_file(&damaged)
+        {
+            site.log_and_go_on(&format!("cannot remove {}: {error}", damaged.display()));
+        }
         if let Some(file) = find(&site.path("/var/cache/apt/archives"), name, version) {
             let to = new.join(file.file_name().unwrap_or_default());
             if fs::copy(&file, &to).is_ok() {
