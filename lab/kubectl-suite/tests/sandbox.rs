@@ -1,6 +1,6 @@
 //! The real kubectl against `refit sandbox`: its management cluster and a workload cluster, and a cluster of OpenShift.
 //!
-//! `REFIT_BIN` names the program; the default is the one in the tests' target directory.
+//! `REFIT_PROGRAMS` is the directory of the program; the default is that of the tests.
 
 #![allow(clippy::unwrap_used, reason = "a panic fails the test")]
 
@@ -28,11 +28,10 @@ impl Drop for Sandbox {
 }
 
 fn program() -> PathBuf {
-    if let Some(path) = env::var_os("REFIT_BIN") {
-        return PathBuf::from(path);
-    }
     let tests = env::current_exe().unwrap();
-    let path = tests.ancestors().nth(2).unwrap().join("refit");
+    let directory = env::var_os("REFIT_PROGRAMS").map(PathBuf::from);
+    let directory = directory.unwrap_or_else(|| tests.ancestors().nth(2).unwrap().to_owned());
+    let path = directory.join("refit");
     assert!(path.is_file(), "{} does not exist; run `cargo build -p refit`", path.display());
     path
 }

@@ -16,7 +16,7 @@ use kube::{
     core::crd::CustomResourceExt as _,
 };
 use lab_apiserver::{
-    ApiServer, Options,
+    ApiServer, ClockFn, Options,
     auth::{Authentication, Identity},
 };
 use refit_openshift::{
@@ -125,6 +125,15 @@ fn admin(server: &ApiServer) -> Client {
     Client::new(service, NAMESPACE)
 }
 
+/// The clock of this runtime, readable from other threads: a simulated clock follows the runtime that it is read in.
+pub fn from_any_thread(clock: Clock) -> ClockFn {
+    let runtime = Handle::current();
+    Arc::new(move || {
+        let _entered = runtime.enter();
+        clock.now()
+    })
+}
+
 impl Site {
     /// Creates the cluster and serves everything. Callers of the API on the network that present no token have all rights;
     /// others have those of this authentication.
@@ -134,13 +143,7 @@ impl Site {
         authentication: Authentication,
     ) -> anyhow::Result<Self> {
         tls::install_provider();
-        // A simulated clock is that of this runtime; requests may also come from other threads.
-        let runtime = Handle::current();
-        let now = move || {
-            let _entered = runtime.enter();
-            clock.now()
-        };
-        let mut options = Options::new(Arc::new(now));
+        let mut options = Options::new(from_any_thread(clock));
         options.authentication = authentication;
         let server = ApiServer::new(options);
         let client = admin(&server);
@@ -206,16 +209,17 @@ impl Site {
             let answer = server.clone().oneshot(request);
             async { Ok::<_, Infallible>(answer.await.expect("no connection is cut here")) }
         });
+        let clock = from_any_thread(self.clock);
         let listen = |host: &str| self.network.listen(host, 80);
         self.tasks.spawn(serve::serve(listen(API_HOST), None, api, std::future::pending()));
-        self.tasks.spawn(wire::serve(self.ocm.clone(), listen(OCM_HOST), None, self.clock));
+        self.tasks.spawn(wire::serve(self.ocm.clone(), listen(OCM_HOST), None, clock.clone()));
         let graph = self.cincinnati.clone();
-        self.tasks.spawn(wire::serve(graph, listen(GRAPH_HOST), None, self.clock));
+        self.tasks.spawn(wire::serve(graph, listen(GRAPH_HOST), None, clock.clone()));
         let listener = self.network.listen(registry::HOST, 443);
         let tls = self.tls(&[registry::HOST])?;
-        self.tasks.spawn(wire::serve(self.registry.clone(), listener, Some(tls), self.clock));
+        self.tasks.spawn(wire::serve(self.registry.clone(), listener, Some(tls), clock.clone()));
         let dependency = Dependency(self.dependency.clone());
-        self.tasks.spawn(wire::serve(dependency, listen(DEPENDENCY_HOST), None, self.clock));
+        self.tasks.spawn(wire::serve(dependency, listen(DEPENDENCY_HOST), None, clock));
         let tls = self.tls(&[prometheus::HOST, alertmanager::HOST])?;
         let listener = self.network.listen(prometheus::HOST, prometheus::PORT);
         self.tasks.spawn(self.prometheus.clone().serve(listener, Some(tls.clone())));

@@ -14,7 +14,8 @@ use http::{HeaderMap, Method, Request, Response, StatusCode, header::CONTENT_TYP
 use http_body_util::{BodyExt as _, Collected, StreamBody};
 use hyper::body::{Frame, Incoming};
 use jiff::Timestamp;
-use refit_runtime::{Clock, net::Listener, serve};
+use lab_apiserver::ClockFn;
+use refit_runtime::{net::Listener, serve};
 use serde_json::Value;
 
 /// What is wrong with a server.
@@ -102,16 +103,16 @@ pub trait Answers: Clone + Send + Sync + 'static {
     fn failed(&self, status: StatusCode) -> Value;
 }
 
-/// Serves without end.
+/// Serves without end. `clock` is read for each request.
 pub async fn serve(
     server: impl Answers,
     listener: Listener,
     tls: Option<Arc<rustls::ServerConfig>>,
-    clock: Clock,
+    clock: ClockFn,
 ) {
     let service = tower::service_fn(move |request: Request<Incoming>| {
-        let server = server.clone();
-        async move { Ok::<_, Infallible>(respond(server, request, clock).await) }
+        let (server, clock) = (server.clone(), clock.clone());
+        async move { Ok::<_, Infallible>(respond(server, request, &clock).await) }
     });
     serve::serve(listener, tls, service, std::future::pending()).await;
 }
@@ -121,8 +122,9 @@ type Chunk = Result<Frame<Bytes>, io::Error>;
 async fn respond(
     server: impl Answers,
     request: Request<Incoming>,
-    clock: Clock,
+    clock: &ClockFn,
 ) -> Response<StreamBody<stream::Iter<std::vec::IntoIter<Chunk>>>> {
+    let now = clock();
     let (parts, body) = request.into_parts();
     let body = body.collect().await.map(Collected::to_bytes).unwrap_or_default();
     let query = parts.uri.query().unwrap_or_default();
@@ -132,7 +134,7 @@ async fn respond(
         method: parts.method,
         headers: parts.headers,
         body,
-        now: clock.now_seconds(),
+        now: Timestamp::from_second(now.as_second()).unwrap_or(now),
     };
     let trouble = server.troubles().meet(format!("{} {}", asked.method, parts.uri));
     if let Some(Trouble::Slow(duration)) = trouble {

@@ -1,9 +1,6 @@
 //! The `refit` command line against a bed.
 
-use std::{
-    env,
-    path::{Path, PathBuf},
-};
+use std::path::Path;
 
 use anyhow::Context as _;
 use serde_json::Value;
@@ -11,20 +8,9 @@ use tokio::process::Command;
 
 use crate::controller::program;
 
-/// Environment variable with the path of a built `refit`; by default cargo builds one.
-const BUILT: &str = "REFIT_BIN";
-
-/// Returns the path of a built `refit`.
-pub async fn path() -> anyhow::Result<PathBuf> {
-    match env::var_os(BUILT) {
-        Some(built) => Ok(PathBuf::from(built)),
-        None => program("refit", "refit").await,
-    }
-}
-
 /// Runs `refit` with these arguments and `-o json`, and returns its output.
 pub async fn json(kubeconfig: &Path, namespace: &str, args: &[&str]) -> anyhow::Result<Value> {
-    let output = Command::new(path().await?)
+    let output = Command::new(program("refit", "refit").await?)
         .args(args)
         .args(["-o", "json", "--namespace", namespace, "--kubeconfig"])
         .arg(kubeconfig)

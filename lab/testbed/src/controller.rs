@@ -214,8 +214,16 @@ async fn install(client: &Client) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Builds a program of this workspace and returns its path.
+/// Environment variable with the directory of programs that are already built. `cargo test --workspace` builds those that have
+/// tests of their own; without it, each is built alone, with other features and therefore other dependencies.
+const BUILT: &str = "REFIT_PROGRAMS";
+
+/// The path of a program of this workspace, which cargo builds unless it is in [`BUILT`].
 pub async fn program(package: &str, name: &str) -> anyhow::Result<PathBuf> {
+    let built = env::var_os(BUILT).map(|directory| Path::new(&directory).join(name));
+    if let Some(built) = built.filter(|path| path.is_file()) {
+        return Ok(built);
+    }
     let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut build = Command::new(cargo);
     // Remove cargo's variables for the package of this test. Build scripts that watch them would

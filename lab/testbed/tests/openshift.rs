@@ -24,7 +24,9 @@ use kube::{
 use lab_openshift::{
     Blueprint, Cluster, alertmanager, crds,
     ocm::{Managed, Ocm},
-    prometheus, wire,
+    prometheus,
+    site::from_any_thread,
+    wire,
 };
 use lab_testbed::{
     Line, alertmanager as real_alertmanager,
@@ -190,7 +192,7 @@ impl Outside {
             grace_minutes: 60,
         });
         let (listener, ocm_at) = listen().await;
-        tokio::spawn(wire::serve(ocm.clone(), listener, None, clock));
+        tokio::spawn(wire::serve(ocm.clone(), listener, None, from_any_thread(clock)));
         let hosts = [prometheus::HOST, alertmanager::HOST];
         let material = authority.server(&hosts, validity(clock)).unwrap();
         let tls = server_config(ReloadableCert::new(&material).unwrap()).unwrap();

@@ -2,6 +2,7 @@
 
 use lab_openshift::{
     ocm::{Managed, Ocm},
+    site::from_any_thread,
     wire::{self, Answers},
 };
 use refit_openshift::provider::OcmUrl;
@@ -12,13 +13,18 @@ impl Bed {
     /// Serves a server of the lab at `http://HOST:PORT`.
     pub(crate) fn serve(&self, server: impl Answers, host: &str, port: u16) {
         let listener = self.network.listen(host, port);
-        tokio::spawn(wire::serve(server, listener, None, self.clock));
+        tokio::spawn(wire::serve(server, listener, None, from_any_thread(self.clock)));
     }
 
     /// Serves a server of the lab at `https://HOST`.
     pub(crate) fn serve_tls(&self, server: impl Answers, host: &str) {
         let listener = self.network.listen(host, 443);
-        tokio::spawn(wire::serve(server, listener, Some(self.tls(host)), self.clock));
+        tokio::spawn(wire::serve(
+            server,
+            listener,
+            Some(self.tls(host)),
+            from_any_thread(self.clock),
+        ));
     }
 }
 

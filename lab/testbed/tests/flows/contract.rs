@@ -88,7 +88,7 @@ pub(super) async fn in_sandbox(bed: &Bed) -> anyhow::Result<()> {
     let port = free_port()?;
     let sandbox = Program {
         name: "sandbox".to_owned(),
-        path: cli::path().await?,
+        path: program("refit", "refit").await?,
         args: ["sandbox", "--hosts-port", &port.to_string()].map(str::to_owned).into(),
         ..Program::default()
     };

@@ -6,7 +6,6 @@
 
 use std::{
     collections::BTreeMap,
-    net::TcpListener,
     path::{Path, PathBuf},
     pin::pin,
     thread::{self, JoinHandle},
@@ -19,10 +18,15 @@ use futures::StreamExt as _;
 use jiff::{SignedDuration, Timestamp};
 use kube::runtime::{WatchStreamExt as _, watcher};
 use lab_apiserver::{
-    ApiServer,
+    ApiServer, ClockFn,
     auth::{Authentication, Required},
 };
-use lab_openshift::{Blueprint, ocm::Policy, wire};
+use lab_openshift::{
+    Blueprint,
+    ocm::{Ocm, Policy},
+    site::from_any_thread,
+    wire,
+};
 pub use refit_openshift::upgrade_config::Phase;
 use refit_openshift::{
     config::Platform,
@@ -103,7 +107,7 @@ pub struct OpenShift {
     ocm: PathBuf,
     next_run: Timestamp,
     changes: mpsc::UnboundedReceiver<(Timestamp, Change)>,
-    /// Serves the API.
+    /// Serves the API and OCM.
     serving: JoinSet<()>,
     stop: Option<DropGuard>,
     thread: Option<JoinHandle<()>>,
@@ -122,14 +126,14 @@ impl Drop for OpenShift {
 /// What the thread of the cluster reports once that is up.
 struct Started {
     server: ApiServer,
-    policies_path: String,
+    ocm: Ocm,
+    clock: ClockFn,
     next_run: Timestamp,
 }
 
 /// What the thread of the cluster needs.
 struct Inside {
     ca: Pem,
-    ocm: TcpListener,
     token: String,
     speed: u32,
     started: oneshot::Sender<Started>,
@@ -149,7 +153,6 @@ impl OpenShift {
         let (sender, changes) = mpsc::unbounded_channel();
         let inside = Inside {
             ca: ca.clone(),
-            ocm,
             token: token.clone(),
             speed: options.speed,
             started,
@@ -177,12 +180,14 @@ impl OpenShift {
         };
         openshift.next_run = started.next_run;
         let id = Blueprint::default().cluster_id;
-        let policies = format!("http://{HOST}:{ocm_port}{}", started.policies_path);
+        let policies = format!("http://{HOST}:{ocm_port}{}", started.ocm.policies_path());
         let curl = format!(
             "url = \"{policies}\"\nheader = \"Authorization: AccessToken {id}:{token}\"\n\
              silent\nshow-error\nwrite-out = \"\\n\"\n"
         );
         write(&openshift.ocm, &curl)?;
+        let serving = wire::serve(started.ocm, Listener::listening(ocm)?, None, started.clock);
+        openshift.serving.spawn(serving);
         let api = Api::new(started.server, &ca, port_of(&ports.management)?)?;
         openshift.serving.spawn(api.outside(Listener::listening(ports.management)?));
         write(&openshift.kubeconfig, &kubeconfig::text(&[api.entry(CONTEXT)]))?;
@@ -243,10 +248,10 @@ impl Inside {
         });
         let world = world.await?;
         world.schedule("policy-1", UPGRADES[0], AHEAD);
-        let serving = wire::serve(world.ocm().clone(), Listener::listening(self.ocm)?, None, clock);
         let started = Started {
             server: world.server().clone(),
-            policies_path: world.ocm().policies_path(),
+            ocm: world.ocm().clone(),
+            clock: from_any_thread(clock),
             next_run: world.now() + AHEAD,
         };
         // Without a receiver it is being stopped.
@@ -254,7 +259,6 @@ impl Inside {
         tokio::select! {
             biased;
             () = report(&world, &self.changes) => {}
-            () = serving => {}
             () = keep_pace(clock, self.speed) => {}
         }
         Ok(())

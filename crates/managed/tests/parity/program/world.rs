@@ -23,7 +23,11 @@ use lab_apiserver::{
     ApiServer,
     auth::{Authentication, Identity},
 };
-use lab_openshift::{Blueprint, Site, site::OCM_HOST, wire};
+use lab_openshift::{
+    Blueprint, Site,
+    site::{OCM_HOST, from_any_thread},
+    wire,
+};
 use refit_managed::{Compat, Process, Settings, run};
 use refit_openshift::{
     config::{CONFIG_KEY, CONFIG_MAP},
@@ -206,7 +210,12 @@ impl World {
         let registry = Registry::new(IMAGE_VERSION);
         let config = self.tls(&[REGISTRY]).unwrap();
         let listener = self.network.listen(REGISTRY, 443);
-        self.tasks.spawn(wire::serve(registry, listener, Some(config), self.clock));
+        self.tasks.spawn(wire::serve(
+            registry,
+            listener,
+            Some(config),
+            from_any_thread(self.clock),
+        ));
     }
 
     /// Sets the configuration of the operator.
