@@ -227,7 +227,11 @@ async fn roll_back(site: &Site, job: &JobFile, undo: &Undo) -> Result<(), WorkEr
             }
             require_done(&packages::compare_restored(&manager.installed().await?, packages))
         }
-        Undo::Configuration => snapshot::put_back(site, plan),
+        Undo::Configuration => {
+            snapshot::put_back(site, plan)?;
+            kubeadm::credentials::restore(site, plan)?;
+            kubeadm::credentials::forget(site, plan)
+        }
         Undo::Files { step } => {
             let mut back = keep::put_back(site, plan, step)?;
             back.extend(keep::put_back(site, plan, keep::PACKAGES)?);

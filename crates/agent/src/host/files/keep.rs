@@ -117,6 +117,22 @@ pub(crate) fn put_back(site: &Site, plan: &str, group: &str) -> Result<Vec<Strin
     Ok(kept.into_iter().map(|one| one.path).collect())
 }
 
+/// Removes everything that a group has kept, of this plan and of earlier ones. Without its index, the next attempt keeps
+/// it again.
+pub(crate) fn forget(site: &Site, plan: &str, group: &str) -> Result<(), WorkError> {
+    let own = site.snapshot(plan);
+    let all = own.parent().and_then(|all| fs::read_dir(all).ok());
+    for entry in all.into_iter().flatten().flatten() {
+        let directory = entry.path().join("files").join(plain(group));
+        atomic::remove(&directory.join("index.json"))?;
+        match fs::remove_dir_all(&directory) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+            other => other.map_err(|error| WorkError::file(&directory, &error))?,
+        }
+    }
+    Ok(())
+}
+
 /// A path before a plan.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Before {

@@ -23,9 +23,10 @@ use sha2::{Digest as _, Sha256};
 use x509_parser::pem::Pem;
 
 use super::{
+    credentials::{self, Credential},
     manifest,
     readers::{self, StaticPod},
-    running,
+    run, running, sync,
 };
 use crate::host::{
     Program, Site,
@@ -76,8 +77,12 @@ pub(crate) async fn renew(
     now: Timestamp,
 ) -> Result<(), WorkError> {
     let certificates = Certificates::of(site);
+    credentials::keep(site, plan)?;
+    credentials::restore(site, plan)?;
     let before = certificates.found()?;
     let soon = within(&before, args, now);
+    // What an interrupted attempt has written is durable before its copies go.
+    sync::all(site).await;
     // An interrupted attempt may have renewed the certificates without restarting all pods.
     let begun = site.snapshot(plan).join("certificates");
     match soon.first() {
@@ -88,14 +93,14 @@ pub(crate) async fn renew(
         None if begun.exists() => site.log("continuing an interrupted renewal of the certificates"),
         None => {
             site.log("no certificate expires soon");
-            return Ok(());
+            return credentials::forget(site, plan);
         }
     }
     atomic::replace(&begun, b"begun\n", Access::of_mode(0o600))?;
     // Another renewal would restart the pods that an interrupted attempt has restarted.
     if !soon.is_empty() {
         let call = site.call(Program::Kubeadm, ["certs", "renew", "all"]);
-        site.run(&call).await?;
+        run(site, &call).await?;
     }
     let after = certificates.found()?;
     let same = |name: &str, ends: &Timestamp| after.get(name).is_none_or(|now| now <= ends);
@@ -111,7 +116,7 @@ pub(crate) async fn renew(
     for pod in readers::of_kubeadm(site).chain(others) {
         restart(site, &pod, &sum, RESTART).await?;
     }
-    Ok(())
+    credentials::forget(site, plan)
 }
 
 /// Restarts the static pods of other tools that read certificates which are no longer those of the fingerprint `before`.
@@ -152,6 +157,22 @@ pub(crate) fn not_renewed(site: &Site) -> BTreeMap<String, Time> {
     let end = |name| Some(Time(certificates.end_of(name).ok()??));
     let shown = |name| certificates.on_host(name).display().to_string();
     names.filter_map(|name| Some((shown(name), end(name)?))).collect()
+}
+
+/// What kubeadm renews on this host.
+pub(super) fn credentials(site: &Site) -> Vec<Credential> {
+    let certificates = Certificates::of(site);
+    let path = |path: &Path| {
+        let path = path.display().to_string();
+        site.resolved(&path).unwrap_or(path)
+    };
+    let all = certificates.renewed().into_iter().map(|file| match file.extension() {
+        Some(extension) if extension == "crt" => {
+            Credential::Pair([path(&file), path(&file.with_extension("key"))])
+        }
+        Some(_) | None => Credential::Kubeconfig([path(&file)]),
+    });
+    all.collect()
 }
 
 /// A fingerprint of the current certificates. They are public.

@@ -39,7 +39,7 @@ fn path(site: &Site, name: &str) -> PathBuf {
 
 fn kubeconfig(days: i64) -> String {
     let data = STANDARD.encode(pem(days));
-    format!("users:\n- name: admin\n  user:\n    client-certificate-data: {data}\n")
+    format!("kind: Config\nusers:\n- name: admin\n  user:\n    client-certificate-data: {data}\n")
 }
 
 /// The kernel does not execute a file that is open for writing. A child that another test has forked meanwhile
@@ -255,6 +255,38 @@ async fn an_upgrade_that_renews_certificates_restarts_only_the_static_pods_of_ot
         for name in ["haproxy", "kube-scheduler"] {
             assert!(!world.manifest(name).contains(ANNOTATION), "{name}");
         }
+    }
+}
+
+#[tokio::test]
+async fn kubeadm_runs_again_only_with_the_credentials_that_a_power_cut_damaged_restored() {
+    let version = "v1.35.0".parse().unwrap();
+    let args = KubeadmArgs::default();
+    let upgrade = Upgrade { role: Role::ControlPlane, version: &version, args: &args };
+    for is_upgrade in [true, false] {
+        let world = World::new(10, "RENEW");
+        for name in ["kube-apiserver", "kube-controller-manager", "kube-scheduler"] {
+            let text = SCHEDULER.replace("containers: []", "containers: [{image: x}]");
+            fs::write(world.site.path(format!("{MANIFESTS}/{name}.yaml")), text).unwrap();
+        }
+        let run = async || {
+            if is_upgrade {
+                super::super::upgrade(&world.site, "p", &upgrade).await
+            } else {
+                world.renew("p").await
+            }
+        };
+        let kubeconfig = path(&world.site, "admin.conf");
+        let kubeadm = world.directory.path().join("kubeadm");
+        let renews = fs::read_to_string(&kubeadm).unwrap();
+        fs::write(&kubeadm, format!("#!/bin/sh\n: > {}\nexit 1\n", kubeconfig.display())).unwrap();
+        run().await.unwrap_err();
+        assert_eq!(fs::read(&kubeconfig).unwrap(), b"");
+        let checks = format!("#!/bin/sh\n[ -s {} ] || exit 3\n{renews}", kubeconfig.display());
+        fs::write(&kubeadm, checks).unwrap();
+        run().await.unwrap();
+        let kept = world.site.snapshot("p").join("files/credentials");
+        assert!(!kept.exists(), "copies of keys go once kubeadm has ended");
     }
 }
 

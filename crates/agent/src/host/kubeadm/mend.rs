@@ -1,4 +1,4 @@
-//! Static pod manifests that a power cut has damaged.
+//! Static pod manifests, and what their pods need, that a power cut has damaged.
 //!
 //! kubeadm moves each manifest away and a new one in, and syncs neither: after a power cut a manifest may be missing,
 //! empty or truncated (`docs/facts/kubeadm.md#static-pods`). kubeadm cannot repair that. It waits for the static pod that
@@ -11,7 +11,9 @@ use std::time::Duration;
 
 use refit_kinds::refit::Role;
 
-use super::{COMPONENTS, INSTANCE_CONFIG, KUBELET_FLAGS, MANIFESTS, backups, manifest, running};
+use super::{
+    COMPONENTS, INSTANCE_CONFIG, KUBELET_FLAGS, MANIFESTS, backups, credentials, manifest, running,
+};
 use crate::host::{
     Program, Site,
     files::{
@@ -25,8 +27,9 @@ use crate::host::{
 const API_SERVER: &str = "kube-apiserver";
 const ETCD: &str = "etcd";
 
-/// How long the kubelet may take to start static pods: as long as kubeadm waits for one.
-const START: Duration = Duration::from_mins(5);
+/// How long the kubelet may take to start static pods. It pauses for up to five minutes before it starts one again that
+/// has failed.
+const START: Duration = Duration::from_mins(7);
 const POLL: Duration = Duration::from_secs(1);
 
 /// What to do about a manifest.
@@ -86,7 +89,7 @@ fn is_pod(text: &[u8]) -> bool {
 }
 
 /// Restores what a power cut during an earlier attempt has damaged: the kubelet's configuration, and on a control plane
-/// the static pods, for which it waits.
+/// certificates, kubeconfigs and the static pods, for which it waits.
 pub(super) async fn damages(site: &Site, plan: &str, role: Role) -> Result<(), WorkError> {
     for path in snapshot::CONFIGURATION_FILES {
         restore_empty(site, plan, path)?;
@@ -94,7 +97,7 @@ pub(super) async fn damages(site: &Site, plan: &str, role: Role) -> Result<(), W
     create_instance_config_again(site, plan)?;
     match role {
         Role::Worker => Ok(()),
-        Role::FirstControlPlane | Role::ControlPlane => manifests(site, plan).await,
+        Role::FirstControlPlane | Role::ControlPlane => static_pods(site, plan).await,
     }
 }
 
@@ -129,9 +132,10 @@ fn create_instance_config_again(site: &Site, plan: &str) -> Result<(), WorkError
     Ok(())
 }
 
-/// Restores the manifests of a control plane that are missing, empty or truncated, and waits until the kubelet runs their
-/// pods. That of the API server is the first, because it shows whether etcd runs on this host.
-async fn manifests(site: &Site, plan: &str) -> Result<(), WorkError> {
+/// Restores the manifests of a control plane that are missing, empty or truncated, and damaged credentials, and waits until
+/// the kubelet runs the pods. The manifest of the API server is the first, because it shows whether etcd runs on this host,
+/// and where the credentials are.
+async fn static_pods(site: &Site, plan: &str) -> Result<(), WorkError> {
     let mut restored = Vec::new();
     let mut names = COMPONENTS;
     names.sort_by_key(|name| *name != API_SERVER);
@@ -139,6 +143,13 @@ async fn manifests(site: &Site, plan: &str) -> Result<(), WorkError> {
         if restore(site, plan, name)? {
             restored.push(name);
         }
+    }
+    credentials::keep(site, plan)?;
+    if credentials::restore(site, plan)? {
+        let is_here = |name: &&str| site.path(MANIFESTS).join(format!("{name}.yaml")).exists();
+        let others = [ETCD, API_SERVER].into_iter().filter(is_here);
+        let others: Vec<_> = others.filter(|name| !restored.contains(name)).collect();
+        restored.extend(others);
     }
     wait_for_pods(site, &restored, START).await
 }
@@ -206,7 +217,7 @@ async fn wait_for_pods(
             Ok(())
         }
         Err(_) => Err(WorkError::retriable(format!(
-            "the static pods of the restored manifests ({}) and kube-apiserver did not start within {} s; see `crictl \
+            "the static pods whose files were restored ({}) and kube-apiserver did not start within {} s; see `crictl \
              logs` of their containers and `journalctl -u kubelet` on the host",
             restored.join(", "),
             patience.as_secs()

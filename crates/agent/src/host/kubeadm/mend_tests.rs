@@ -135,7 +135,7 @@ async fn manifests_that_a_power_cut_left_incomplete_are_restored() {
     fs::write(world.path("kube-apiserver"), "").unwrap();
     fs::write(world.path("kube-scheduler"), [0; 4096]).unwrap();
     fs::write(world.path("kube-controller-manager"), pod("new")).unwrap();
-    manifests(world.site(), "p").await.unwrap();
+    static_pods(world.site(), "p").await.unwrap();
     for name in ["etcd", "kube-apiserver", "kube-scheduler"] {
         assert_eq!(fs::read(world.path(name)).unwrap(), pod("old"), "{name}");
     }
@@ -151,7 +151,7 @@ async fn an_external_etcd_gets_no_manifest_from_an_old_backup() {
     fs::create_dir_all(&backup).unwrap();
     fs::write(backup.join("etcd.yaml"), pod("ancient")).unwrap();
     snapshot::keep_configuration(world.site(), "p").unwrap();
-    manifests(world.site(), "p").await.unwrap();
+    static_pods(world.site(), "p").await.unwrap();
     assert!(!world.path("etcd").exists());
 }
 
@@ -170,14 +170,14 @@ async fn manifests_that_an_earlier_plan_lost_come_from_kubeadms_backup() {
     }
     fs::write(world.path("kube-apiserver"), to_etcd("https://10.0.0.9:2379")).unwrap();
     snapshot::keep_configuration(world.site(), "p").unwrap();
-    manifests(world.site(), "p").await.unwrap();
+    static_pods(world.site(), "p").await.unwrap();
     assert!(world.path("kube-scheduler").exists(), "each control plane has a scheduler");
     assert!(!world.path("etcd").exists(), "etcd is external");
     assert_eq!(manifest::LocalEtcd::of(world.site()).unwrap(), None);
     fs::write(world.path("kube-apiserver"), to_etcd("https://[::1]:2379")).unwrap();
     let error = manifest::LocalEtcd::of(world.site()).unwrap_err();
     assert!(error.message.contains("etcd.yaml is missing, although kube-apiserver"), "{error}");
-    manifests(world.site(), "p").await.unwrap();
+    static_pods(world.site(), "p").await.unwrap();
     assert_eq!(fs::read(world.path("etcd")).unwrap(), pod("old"));
 }
 
@@ -213,13 +213,13 @@ async fn a_manifest_that_was_lost_before_the_plan_comes_from_kubeadms_backup() {
     let world = World::new();
     fs::write(world.path("kube-apiserver"), "").unwrap();
     snapshot::keep_configuration(world.site(), "p").unwrap();
-    let error = manifests(world.site(), "p").await.unwrap_err();
+    let error = static_pods(world.site(), "p").await.unwrap_err();
     assert_eq!(error.kind, FailureKind::NeedsPerson);
     assert!(error.message.contains("manifests/kube-apiserver.yaml is missing"), "{error}");
     let backup = world.site().path(backups::DIRECTORY).join(format!("{}2026", backups::MANIFESTS));
     fs::create_dir_all(&backup).unwrap();
     fs::write(backup.join("kube-apiserver.yaml"), pod("old")).unwrap();
-    manifests(world.site(), "p").await.unwrap();
+    static_pods(world.site(), "p").await.unwrap();
     assert_eq!(fs::read(world.path("kube-apiserver")).unwrap(), pod("old"));
 }
 

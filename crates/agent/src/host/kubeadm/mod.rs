@@ -3,6 +3,7 @@
 mod api;
 mod backups;
 pub(crate) mod certificates;
+pub(super) mod credentials;
 pub(crate) mod manifest;
 mod mend;
 pub(crate) mod preflight;
@@ -88,20 +89,28 @@ pub(super) async fn upgrade(
     let call = prepare(site, upgrade)?;
     let certificates = certificates::fingerprint(site);
     api::wait(site, upgrade.role, api::PATIENCE).await;
-    let outcome = tokio::select! {
-        biased;
-        outcome = site.run(&call) => outcome,
-        never = sync::while_kubeadm_writes(site) => match never {},
-    };
+    let outcome = run(site, &call).await;
     // kubeadm makes a backup as large as etcd at each upgrade and never removes one
     // (`docs/facts/kubeadm.md#backups-of-kubeadm`).
     backups::prune(site, backups::KEPT, outcome.is_ok());
     outcome.map_err(|error| through_proxies(explain(&error), &call.environment))?;
+    credentials::forget(site, plan)?;
     // They are not kubeadm's: kubeadm does not run again because one of them does not come back.
     if let Err(error) = certificates::restart_other_readers(site, &certificates).await {
         site.log(&format!("{error}; restart it, so that it reads the renewed certificates"));
     }
     Ok(())
+}
+
+/// Runs kubeadm, and syncs what it writes.
+async fn run(site: &Site, call: &Invocation) -> Result<String, ProgramError> {
+    let outcome = tokio::select! {
+        biased;
+        outcome = site.run(call) => outcome,
+        never = sync::while_kubeadm_writes(site) => match never {},
+    };
+    sync::all(site).await;
+    outcome
 }
 
 /// Builds the kubeadm call, and writes its configuration file if it needs one.

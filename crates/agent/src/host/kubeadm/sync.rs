@@ -26,11 +26,23 @@ const PREPARED: &str = "kubeadm-upgraded-manifests";
 /// The inode and the time of the last change of each file that has been synced.
 type Synced = BTreeMap<PathBuf, (u64, i64, i64)>;
 
-/// Syncs each file soon after kubeadm wrote it, as long as the future runs.
-pub(super) async fn while_kubeadm_writes(site: &Site) -> Infallible {
+/// The directories in which kubeadm writes on this host, apart from those with names of its own.
+fn fixed(site: &Site) -> Vec<PathBuf> {
     let certificates = site.path(manifest::certificates_directory(site));
     let fixed = DIRECTORIES.map(|path| site.path(path)).into_iter();
-    let fixed: Vec<PathBuf> = fixed.chain([certificates.join("etcd"), certificates]).collect();
+    fixed.chain([certificates.join("etcd"), certificates]).collect()
+}
+
+/// Syncs everything that kubeadm has written, once it has ended.
+pub(super) async fn all(site: &Site) {
+    let directories = fixed(site);
+    let syncing = tokio::task::spawn_blocking(move || sync_new(&directories, &Synced::new()));
+    drop(syncing.await);
+}
+
+/// Syncs each file soon after kubeadm wrote it, as long as the future runs.
+pub(super) async fn while_kubeadm_writes(site: &Site) -> Infallible {
+    let fixed = fixed(site);
     let temporary = site.path(backups::DIRECTORY);
     let mut synced = Synced::new();
     loop {
@@ -52,8 +64,9 @@ fn directories(fixed: &[PathBuf], temporary: &Path) -> Vec<PathBuf> {
 fn files(directories: &[PathBuf]) -> impl Iterator<Item = (PathBuf, (u64, i64, i64))> {
     let entries = directories.iter().flat_map(|directory| fs::read_dir(directory).into_iter());
     entries.flatten().flatten().filter_map(|entry| {
-        let found = entry.metadata().ok().filter(fs::Metadata::is_file)?;
-        Some((entry.path(), (found.ino(), found.mtime(), found.mtime_nsec())))
+        let path = entry.path();
+        let found = fs::metadata(&path).ok().filter(fs::Metadata::is_file)?;
+        Some((path, (found.ino(), found.mtime(), found.mtime_nsec())))
     })
 }
 
