@@ -2,7 +2,9 @@
 
 use refit_kinds::refit::{Gate, HostFacts, HostPlanStatus, HostStepStatus, PlanState, StepState};
 
-use crate::common::{Kill, NEW, OLD, Switch, World, worker_steps};
+use serde_json::json;
+
+use crate::common::{Kill, NEW, OLD, Switch, World, spec, worker_steps};
 
 fn break_fact(world: &World, fact: &str) {
     world.host.lock().unwrap().troubles.unreadable.insert(fact.to_owned());
@@ -47,6 +49,23 @@ async fn an_agent_that_cannot_read_the_packages_reports_the_rest_and_accepts_no_
     let status = world.status().await;
     assert_eq!((&*status.plan_id, status.passed), ("p2", Gate::Closed));
     assert_eq!(status.steps[0].reason, "HostUnreadable");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_agent_that_cannot_read_the_packages_ends_a_plan_that_is_aborted() {
+    let world = World::new().await;
+    break_fact(&world, "packages");
+    let steps = worker_steps(NEW, false);
+    world.order_plan("p1", Gate::Disrupt, &steps).await;
+    world.run_for(60).await;
+    assert_eq!(world.status().await.state, PlanState::Retrying);
+    let mut aborted = spec("p1", Gate::Disrupt, &steps);
+    aborted["abort"] = json!(true);
+    world.order(&aborted).await;
+    let status = world.run_to(PlanState::Stopped).await;
+    assert_eq!(unread(&status.facts), ["packages"]);
+    assert!(status.left_behind.is_empty(), "{status:#?}");
+    assert!(status.steps.iter().all(|step| step.attempt == 0), "{status:#?}");
 }
 
 #[tokio::test(start_paused = true)]
