@@ -22,6 +22,10 @@ use refit_openshift::{
     steps::{self, FAILED},
 };
 
+/// Simulated clusters allocate all the time.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 fn directory() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/scenarios")
 }

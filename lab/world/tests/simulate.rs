@@ -19,7 +19,7 @@ fn options(seed: u64) -> SimulationOptions {
 #[test]
 fn the_same_seed_gives_the_same_run_byte_for_byte() {
     // The cluster of 12 has a provider.
-    for seed in [3, 4, 5, 12] {
+    for seed in [3, 12] {
         let options = options(seed);
         let run = transcript(&options, seed);
         assert!(run.lines().count() > 20, "{run}");

@@ -31,8 +31,8 @@ fn sweep(points: usize, sabotage: Option<Sabotage>) -> SweepReport {
 
 #[test]
 fn a_kill_at_some_points_changes_nothing() {
-    let report = sweep(8, None);
-    assert_eq!(report.points, 8);
+    let report = sweep(3, None);
+    assert_eq!(report.points, 3);
     let failures: Vec<String> = report.failures.iter().map(ToString::to_string).collect();
     assert!(failures.is_empty(), "{}", failures.join("\n"));
 }
@@ -96,7 +96,7 @@ fn a_kill_while_a_plan_works_changes_nothing() {
     assert_eq!(twice.differences(end).len(), 1);
 
     let options = SweepOptions {
-        points: Some(6),
+        points: Some(4),
         directory: PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("sweep-plans"),
         ..SweepOptions::new(Vec::new())
     };
@@ -112,7 +112,7 @@ fn a_kill_while_extra_machines_come_or_go_leaves_exactly_the_others() {
         let end = &recording.end;
         assert_eq!((end.machines.len(), end.node_updates.len()), (8, 8), "{method}");
         let options = SweepOptions {
-            points: Some(4),
+            points: Some(2),
             directory: PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("sweep-extra"),
             ..SweepOptions::new(Vec::new())
         };
