@@ -76,7 +76,7 @@ pub(crate) const ALL: &[Flow] = &[
     },
     Flow {
         name: "a_provider_brings_machines_to_versions_in_place_of_the_agent",
-        lines: BOTH,
+        lines: &[],
         on: On::Shared,
         run: |bed| Box::pin(providers::run(bed)),
     },
@@ -101,19 +101,19 @@ pub(crate) const ALL: &[Flow] = &[
     },
     Flow {
         name: "a_cluster_upgrade_through_the_hooks_deletes_exactly_its_extra_machines",
-        lines: &[Line::V1_14],
+        lines: &[],
         on: On::Shared,
         run: |bed| Box::pin(extra::by_clones(bed)),
     },
     Flow {
         name: "surge_creates_and_deletes_the_planned_machines",
-        lines: &[Line::V1_14],
+        lines: &[],
         on: On::Shared,
         run: |bed| Box::pin(surge::run(bed)),
     },
     Flow {
         name: "one_change_of_a_topology_updates_the_control_plane_and_then_the_workers",
-        lines: &[Line::V1_14],
+        lines: &[],
         on: On::Shared,
         run: |bed| Box::pin(topology::run(bed)),
     },
@@ -157,7 +157,7 @@ pub(crate) const ALL: &[Flow] = &[
     },
     Flow {
         name: "a_health_check_ignores_a_machine_that_is_restarting",
-        lines: &[Line::V1_14],
+        lines: &[],
         on: On::Shared,
         run: |bed| Box::pin(health_check::run(bed)),
     },
