@@ -218,7 +218,7 @@ async fn install(client: &Client) -> anyhow::Result<()> {
 /// tests of their own; without it, each is built alone, with other features and therefore other dependencies.
 const BUILT: &str = "REFIT_PROGRAMS";
 
-/// The path of a program of this workspace, which cargo builds unless it is in [`BUILT`].
+/// The path of a program of this workspace, which cargo builds unless it is in the directory `REFIT_PROGRAMS`.
 pub async fn program(package: &str, name: &str) -> anyhow::Result<PathBuf> {
     let built = env::var_os(BUILT).map(|directory| Path::new(&directory).join(name));
     if let Some(built) = built.filter(|path| path.is_file()) {
