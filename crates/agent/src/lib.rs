@@ -7,6 +7,7 @@
 //! | [`state`] | the state of the journal, as a pure fold |
 //! | `engine` | the next action, as pure functions |
 //! | `judge` | what to do about a started step, as a pure function |
+//! | [`kubeconfig`] | the host's identity for the API |
 //! | `policy` | which steps the host's own policy allows |
 //! | `reason` | why a step failed, and what can resolve it |
 //! | `undo` | what is rolled back, and what remains |
@@ -29,6 +30,7 @@ pub mod host;
 pub mod install;
 pub mod journal;
 mod judge;
+pub mod kubeconfig;
 mod policy;
 mod reason;
 mod report;

@@ -11,17 +11,16 @@ use std::{
 
 use anyhow::Context as _;
 use clap::{Parser, ValueEnum};
-use kube::config::Kubeconfig;
 use refit_agent::{
     AgentOptions, DEFAULT_POLICY, Extras, OwnPaths, PlanTrust, PolicyFile, RealDisk, RealHost,
-    run_with,
+    kubeconfig, run_with,
 };
 use refit_kinds::keys;
 use refit_runtime::{
     Clock, ObjectKey,
     client::ClientStack,
     plan_signing::PlanKeys,
-    process::{LogFormat, cluster, init_logs, until_stopped},
+    process::{LogFormat, init_logs, until_stopped},
     tls,
 };
 use sha2::{Digest as _, Sha256};
@@ -204,7 +203,7 @@ async fn serve(args: &Args, stop: &CancellationToken) -> anyhow::Result<()> {
     loop {
         let before = fingerprint(args);
         let agent = async {
-            let config = cluster(Some(&args.kubeconfig), None).await?;
+            let config = kubeconfig::config(&args.kubeconfig).await?;
             let plan = args.host_plan.clone();
             let plan =
                 plan.unwrap_or_else(|| ObjectKey::new(keys::HOST_PLAN_NAMESPACE, &node_name));
@@ -310,29 +309,18 @@ async fn changed(args: &Args, before: &[u8]) {
 
 /// A hash that changes with the credentials. No credential can be derived from it.
 fn fingerprint(args: &Args) -> Vec<u8> {
-    let kubeconfig = args.kubeconfig.as_path();
     let mut hash = Sha256::new();
     let mut add = |path: &Path| {
         hash.update(fs::read(path).unwrap_or_default());
         hash.update([0]);
     };
-    add(kubeconfig);
+    add(&args.kubeconfig);
     if let Some(keys) = &args.plan_keys {
         add(keys);
     }
     // The code that uses the kubeconfig reports read errors.
-    let known = Kubeconfig::read_from(kubeconfig).unwrap_or_default();
-    for user in known.auth_infos.iter().filter_map(|u| u.auth_info.as_ref()) {
-        let files = [&user.client_certificate, &user.client_key, &user.token_file];
-        for file in files.into_iter().flatten() {
-            add(Path::new(file));
-        }
-    }
-    for cluster in known.clusters.iter().filter_map(|c| c.cluster.as_ref()) {
-        if let Some(file) = &cluster.certificate_authority {
-            add(Path::new(file));
-        }
-    }
+    let mut known = kubeconfig::read(&args.kubeconfig).unwrap_or_default();
+    kubeconfig::files(&mut known).for_each(|file| add(Path::new(file)));
     hash.finalize().to_vec()
 }
 

@@ -9,9 +9,9 @@ use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1::Secret as SecretObject;
 use kube::Api;
 use refit_kinds::refit::SecretKey;
-use refit_runtime::{client::ClientStack, process::cluster};
+use refit_runtime::client::ClientStack;
 
-use crate::host::work::WorkError;
+use crate::{host::work::WorkError, kubeconfig};
 
 /// Bytes that are never logged.
 #[derive(Clone, PartialEq, Eq)]
@@ -75,7 +75,7 @@ impl NodeSecrets {
         let name = format!("secret {}/{}", self.namespace, key.name);
         let unusable =
             |error: &dyn fmt::Display| WorkError::retriable(format!("cannot read {name}: {error}"));
-        let config = cluster(Some(&self.kubeconfig), None).await;
+        let config = kubeconfig::config(&self.kubeconfig).await;
         let config = config.map_err(|error| unusable(&error))?;
         let stack = ClientStack::production(concat!("refit-agent/", env!("CARGO_PKG_VERSION")));
         let client = stack.client(&config).map_err(|error| unusable(&error))?;

@@ -5,7 +5,7 @@ use std::{path::Path, time::Duration};
 use http::Request;
 use kube::Client;
 use refit_kinds::refit::Role;
-use refit_runtime::{client::ClientStack, process::cluster};
+use refit_runtime::client::ClientStack;
 
 use crate::host::Site;
 
@@ -49,7 +49,7 @@ pub(super) async fn wait(site: &Site, role: Role, patience: Duration) {
 
 /// A client with a kubeconfig; `None` if it does not exist or is unusable.
 async fn client(kubeconfig: &Path) -> Option<Client> {
-    let config = cluster(Some(kubeconfig), None).await.ok()?;
+    let config = crate::kubeconfig::config(kubeconfig).await.ok()?;
     let stack = ClientStack::production(concat!("refit-agent/", env!("CARGO_PKG_VERSION")));
     stack.with_deadline(DEADLINE).client(&config).ok()
 }
