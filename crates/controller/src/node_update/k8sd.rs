@@ -120,9 +120,10 @@ async fn certificates_advanced(
         return after_certificates(part, Err(failure), now());
     }
     let started = ctx.clock.now();
-    let seconds = certificates.lifetime_seconds;
-    let issued = match target(look) {
-        Ok(of) => Box::pin(ctx.k8sd.issue_certificates(ctx, &of, seconds)).await,
+    let lifetime = certificates.lifetime_seconds.ok_or("the goal has no lifetimeSeconds");
+    let asked = target(look).and_then(|of| Ok((of, lifetime?)));
+    let issued = match asked {
+        Ok((of, seconds)) => Box::pin(ctx.k8sd.issue_certificates(ctx, &of, seconds)).await,
         Err(why) => Err(K8sdError::NotSent(why)),
     };
     let node_update = look.snapshot.update.metadata.name.as_deref().unwrap_or_default();

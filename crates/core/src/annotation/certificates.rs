@@ -179,7 +179,7 @@ impl CertificatesSeen<'_> {
             return Announced::default();
         }
         let Some(upgrade) = self.upgrade else {
-            let certificates = GoalCertificates { lifetime_seconds: lifetime.seconds() };
+            let certificates = GoalCertificates::of_lifetime(lifetime.seconds());
             let goal = Goal { certificates: Some(certificates), ..Goal::default() };
             return Announced { request: Request::Ask(goal), ..Announced::default() };
         };
@@ -310,7 +310,7 @@ impl CertificatesSeen<'_> {
 
 /// The lifetime that a NodeUpdate is for, in seconds.
 fn requested(update: &NodeUpdate) -> Option<i64> {
-    update.spec.goal.certificates.map(|certificates| certificates.lifetime_seconds)
+    update.spec.goal.certificates.and_then(|certificates| certificates.lifetime_seconds)
 }
 
 fn in_progress(text: &str) -> Announcement {

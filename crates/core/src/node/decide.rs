@@ -10,12 +10,13 @@ use super::{
     objects::short,
     order::newest,
     preflight::{no_node, workload_refusal},
+    renewal::PODS_STAY,
     seen::{Seen, Workload},
     snapshot::{Decision, ManagementWrite, Providers, Snapshot, WorkloadWrite, Write},
     status::{Standing, conclude, reached},
-    steps::{self, STEP_CORDON, STEP_DRAIN, STEP_NODE_READY, STEP_UNCORDON},
+    steps::{self, STEP_CORDON, STEP_NODE_READY, STEP_UNCORDON},
     stop::{ABORT, Stop, deletion_overdue, machine_gone, stopped_by_deletion},
-    verify::{seconds_to_settle, static_pods_unsettled, verify},
+    verify::{not_serving, seconds_to_settle, static_pods_unsettled, verify},
     work::Work,
     work_order::{WorkOrder, WorkState},
 };
@@ -31,6 +32,8 @@ use crate::report::{Hold, Refusal};
 /// gate Upgrade          -> upgraded? spec.until, cordon, evict, gate Disrupt
 /// gate Disrupt          -> ended? verify, uncordon, Succeeded
 /// ```
+///
+/// Nothing is cordoned or evicted where kubeadm only renews certificates.
 pub fn decide(s: &Snapshot, now: Timestamp) -> Decision {
     let now = Timestamp::from_second(now.as_second()).unwrap_or(now);
     let mut status = s.update.status.clone().unwrap_or_default();
@@ -245,7 +248,10 @@ impl Work<'_> {
     fn is_back(&self) -> bool {
         let goal = &self.s.update.spec.goal;
         let newest = newest(self.same_machine(), &self.s.update.spec.machine_ref.uid);
-        newest.is_some_and(|last| self.workers.for_update(last).ended_rolled_back())
+        // The node shows nothing of its certificates.
+        let shows = !self.s.update.spec.issues_certificates();
+        shows
+            && newest.is_some_and(|last| self.workers.for_update(last).ended_rolled_back())
             && self
                 .seen
                 .node()
@@ -305,24 +311,30 @@ impl Work<'_> {
         if self.passed() < Gate::Upgrade {
             return self.next_at_work(Phase::Upgrading, Gate::Upgrade);
         }
+        let renews = self.s.update.spec.renews_on_host();
+        let phase = if renews { Phase::Upgrading } else { Phase::Draining };
         // Before each step of the drain, too: it would prepare an outage that must not happen.
         if self.control_plane()
             && let Err(refusal) = health::control_plane_health(self.seen, &self.status.node_name)
         {
-            return Standing::blocked(Phase::Draining, refusal).again_after(10);
+            return Standing::blocked(phase, refusal).again_after(10);
         }
-        if let Some(waiting) = self.drain() {
+        let line = if renews {
+            self.skip_drain(PODS_STAY);
+            "the certificates are renewed"
+        } else if let Some(waiting) = self.drain() {
             return waiting;
-        }
-        Standing::new(Phase::Draining, DRAIN_LINE).write(self.workers.order(open(Gate::Disrupt)))
+        } else {
+            DRAIN_LINE
+        };
+        Standing::new(phase, line).write(self.workers.order(open(Gate::Disrupt)))
     }
 
     /// The host may run every step; then the node must be Ready again.
     fn disrupted(&mut self, machine: &Machine) -> Standing {
         let now = self.now;
-        for step in [STEP_CORDON, STEP_DRAIN] {
-            steps::advance(&mut self.status, step, StepState::Done, now, "");
-        }
+        let renews = self.s.update.spec.renews_on_host();
+        self.note_drain(renews);
         if let Some(write) = self.keep_claims(machine) {
             return self.host_at_work(Phase::Disrupting).write(Some(write));
         }
@@ -340,7 +352,8 @@ impl Work<'_> {
         let verified = verify(self.seen, &node_name, goal, self.control_plane(), workers, now);
         let by_provider = !self.workers.providers.is_empty();
         let not_rebooted = || by_provider.then(|| self.not_rebooted()).flatten();
-        if let Some(refusal) = verified.err().or_else(not_rebooted) {
+        let unready = || renews.then(|| not_serving(self.seen, &node_name)).flatten();
+        if let Some(refusal) = verified.err().or_else(not_rebooted).or_else(unready) {
             let lost = (!self.workers.has_agent()).then(|| self.node_lost(&refusal)).flatten();
             return lost
                 .unwrap_or_else(|| Standing::blocked(Phase::Verifying, refusal).again_after(10));
@@ -350,7 +363,8 @@ impl Work<'_> {
             && steps::state_of(&self.status, STEP_NODE_READY) == StepState::Running
             && let Some(seconds) = since.and_then(|since| seconds_to_settle(since, now))
         {
-            let refusal = static_pods_unsettled(node_name);
+            let after = if renews { "their restart" } else { "its kubelet's restart" };
+            let refusal = static_pods_unsettled(node_name, after);
             return Standing::blocked(Phase::Verifying, refusal).again_after(seconds);
         }
         self.end_serving()

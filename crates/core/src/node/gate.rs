@@ -5,7 +5,7 @@ use jiff::Timestamp;
 use refit_cluster_api::kinds::update_in_progress;
 use refit_kinds::{
     conditions,
-    refit::{Disruption, NodeUpdate, NodeUpdateStatus, Phase, UpdatePart},
+    refit::{Disruption, NodeUpdate, NodeUpdateStatus, Phase},
     version::Hop,
 };
 
@@ -176,11 +176,8 @@ impl Work<'_> {
             let why = format!("none of the updaters of this update can install {option}");
             return Some(Standing::failed("OptionNotSupported", why));
         }
-        if spec.goal.certificates.is_some() && !parts.any(UpdatePart::is_of_k8sd) {
-            let why = "none of the updaters of this update can issue certificates";
-            return Some(Standing::failed("CertificatesNotSupported", why));
-        }
-        if let Some(failed) = self.unreachable_channel() {
+        if let Some(failed) = self.unissuable_certificates().or_else(|| self.unreachable_channel())
+        {
             return Some(failed);
         }
         let goal = self.s.update.spec.goal.kubernetes_version.as_ref()?;
@@ -398,7 +395,8 @@ impl Work<'_> {
     fn will_drain(&self) -> Option<&DrainPolicy> {
         let spec = &self.s.update.spec;
         let most = spec.updater_parts().map(|part| part.disruption).max();
-        let drains = spec.has_workers() || most >= Some(Disruption::Drain);
+        let of_workers = spec.has_workers() && !spec.renews_on_host();
+        let drains = of_workers || most >= Some(Disruption::Drain);
         drains.then_some(&self.s.drain.policy)
     }
 

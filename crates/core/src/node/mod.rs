@@ -50,6 +50,7 @@ mod preflight;
 mod provider;
 mod provider_object;
 mod prune;
+mod renewal;
 mod role;
 mod seen;
 mod snapshot;

@@ -411,13 +411,15 @@ impl Work<'_> {
         })
     }
 
-    fn end_drain(&mut self) {
+    /// Notes that the node is drained, or was disturbed without.
+    pub(super) fn end_drain(&mut self) {
         for step in [STEP_CORDON, STEP_DRAIN] {
             steps::advance(&mut self.status, step, StepState::Done, self.now, "");
         }
     }
 
-    fn skip_drain(&mut self, why: &str) {
+    /// Notes that the node is not drained.
+    pub(super) fn skip_drain(&mut self, why: &str) {
         for step in [STEP_CORDON, STEP_DRAIN] {
             steps::advance(&mut self.status, step, StepState::Skipped, self.now, why);
         }

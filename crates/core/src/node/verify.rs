@@ -9,6 +9,7 @@ use refit_kinds::{
 };
 
 use super::{
+    health::member_problem,
     seen::{ImageVersion, NodeView, Seen, StaticPod},
     workers::Workers,
 };
@@ -64,12 +65,16 @@ pub(super) fn seconds_to_settle(since: Timestamp, now: Timestamp) -> Option<u64>
     u64::try_from(SETTLE_SECONDS - gone).ok().filter(|left| *left > 0)
 }
 
-/// Refusal for a control plane whose static pods look healthy but have not settled yet.
-pub(super) fn static_pods_unsettled(node: NodeName) -> Refusal {
-    Refusal::NodeNotVerified {
-        node,
-        why: format!("its static pods are checked {SETTLE_SECONDS} s after its kubelet's restart"),
-    }
+/// Refusal for a control plane whose static pods look healthy but have not settled yet after what restarted them.
+pub(super) fn static_pods_unsettled(node: NodeName, after: &str) -> Refusal {
+    let why = format!("its static pods are checked {SETTLE_SECONDS} s after {after}");
+    Refusal::NodeNotVerified { node, why }
+}
+
+/// Refusal while the static pods of a member of a control plane are not Ready, whatever their version.
+pub(super) fn not_serving(seen: &Seen, node: &NodeName) -> Option<Refusal> {
+    let why = member_problem(&seen.nodes, &seen.static_pods, node)?;
+    Some(Refusal::NodeNotVerified { node: node.clone(), why })
 }
 
 /// The versions that a node runs, of its kubelet and its static pods, and that are not the goal: one sentence each.

@@ -5,7 +5,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
-use super::host_step::one_member;
+use super::{
+    host_args::{CertificateArgs, RENEW_ALWAYS_DAYS},
+    host_step::one_member,
+};
 use crate::version::{KubernetesVersion, StatedVersion};
 
 /// What an update must reach: the parts of a Machine's desired state that updaters cover. The rest is equal
@@ -19,7 +22,8 @@ pub struct Goal {
     /// Where Kubernetes comes from, instead of its version: for an Updater that installs a snap.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub option: Option<GoalOption>,
-    /// New certificates of Kubernetes on the node, instead of a version: for k8sd.
+    /// New certificates of Kubernetes on the node, instead of a version: from k8sd, or from kubeadm on a control plane
+    /// machine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub certificates: Option<GoalCertificates>,
     /// The parts that Updaters claim, in the order in which they claim.
@@ -30,12 +34,30 @@ pub struct Goal {
 }
 
 /// The certificates that a node is to have.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct GoalCertificates {
-    /// How long they are valid, in seconds.
+    /// How long they are valid, in seconds. k8sd requires it; kubeadm takes it from its own configuration, so a goal for
+    /// kubeadm has none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 600, max = 2_147_483_647))]
-    pub lifetime_seconds: i64,
+    pub lifetime_seconds: Option<i64>,
+    /// kubeadm renews them only if one of them expires within this many days; absent: in any case.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = RENEW_ALWAYS_DAYS))]
+    pub within_days: Option<i32>,
+}
+
+impl GoalCertificates {
+    /// New certificates that are valid for so many seconds.
+    pub fn of_lifetime(seconds: i64) -> Self {
+        Self { lifetime_seconds: Some(seconds), within_days: None }
+    }
+
+    /// What kubeadm is to renew on the host.
+    pub fn renewal(self) -> CertificateArgs {
+        CertificateArgs { renew_within_days: self.within_days.unwrap_or(RENEW_ALWAYS_DAYS) }
+    }
 }
 
 /// A source of Kubernetes without a version: exactly one member.
@@ -193,11 +215,40 @@ mod tests {
         let of = |option| Goal { option: Some(option), ..Goal::default() };
         let options = [of(GoalOption::Channel("7".into())), of(GoalOption::Revision("7".into()))];
         assert_ne!(options[0].hash(), options[1].hash());
-        let certificates = |lifetime_seconds| {
-            let certificates = Some(GoalCertificates { lifetime_seconds });
-            Goal { certificates, ..Goal::default() }.hash()
+        let within = |days| GoalCertificates { within_days: days, ..GoalCertificates::default() };
+        let all = [
+            None,
+            Some(GoalCertificates::of_lifetime(600)),
+            Some(GoalCertificates::of_lifetime(601)),
+            Some(within(None)),
+            Some(within(Some(60))),
+        ];
+        let hashes = all.map(|certificates| Goal { certificates, ..Goal::default() }.hash());
+        let unique: std::collections::BTreeSet<_> = hashes.iter().collect();
+        assert_eq!(unique.len(), all.len());
+    }
+
+    /// What earlier versions have written is read as it was, and hashed as it was.
+    #[test]
+    fn a_goal_of_certificates_for_k8sd_keeps_its_form() {
+        let form = json!({"certificates": {"lifetimeSeconds": 600}});
+        let goal: Goal = serde_json::from_value(form.clone()).unwrap();
+        assert_eq!(goal.certificates, Some(GoalCertificates::of_lifetime(600)));
+        assert_eq!(serde_json::to_value(&goal).unwrap(), form);
+        let hashed = json!({
+            "kubernetesVersion": null, "osImage": "", "bootstrapHash": "", "infrastructureHash": "",
+            "certificates": {"lifetimeSeconds": 600},
+        });
+        assert_eq!(goal.hash(), hash_json(&hashed));
+    }
+
+    #[test]
+    fn without_a_number_of_days_every_certificate_is_renewed() {
+        let days = |within_days| {
+            GoalCertificates { within_days, ..GoalCertificates::default() }
+                .renewal()
+                .renew_within_days
         };
-        assert_ne!(certificates(600), Goal::default().hash());
-        assert_ne!(certificates(600), certificates(601));
+        assert_eq!((days(Some(60)), days(None)), (60, 36_500));
     }
 }

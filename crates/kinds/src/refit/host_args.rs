@@ -121,13 +121,16 @@ pub struct KubeletArg {
     pub value: String,
 }
 
+/// So many days that every certificate expires within them: a hundred years.
+pub const RENEW_ALWAYS_DAYS: i32 = 36_500;
+
 /// Renewal of kubeadm's certificates apart from an upgrade. An upgrade always renews them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct CertificateArgs {
     /// Renews all certificates that kubeadm can renew once one of them expires within this many
     /// days.
-    #[schemars(range(min = 1, max = 3650))]
+    #[schemars(range(min = 1, max = RENEW_ALWAYS_DAYS))]
     pub renew_within_days: i32,
 }
 

@@ -69,6 +69,12 @@ impl UpdatePart {
         }
     }
 
+    /// The part of a control plane host whose certificates kubeadm renews: its static pods are restarted, and all other
+    /// pods stay.
+    pub fn renewal() -> Self {
+        Self { disruption: Disruption::Restart, ..Self::kubeadm() }
+    }
+
     /// The part of k8sd, which refreshes the snap of the node to the goal's option, or its certificates.
     pub fn k8sd(disruption: Disruption) -> Self {
         Self { updater: K8SD.to_owned(), disruption, ..Self::kubeadm() }
@@ -112,13 +118,21 @@ impl NodeUpdateSpec {
 
     /// Whether the update brings the machine to the Kubernetes version of its goal.
     pub fn brings_version(&self) -> bool {
-        self.parts.as_ref().is_none_or(|parts| parts.iter().any(UpdatePart::brings_version))
-            || self.host_parts().next().is_some()
+        let brings = || {
+            self.parts.as_ref().is_none_or(|parts| parts.iter().any(UpdatePart::brings_version))
+                || self.host_parts().next().is_some()
+        };
+        !self.issues_certificates() && brings()
     }
 
     /// Whether the update issues certificates, and brings the machine to nothing else.
     pub fn issues_certificates(&self) -> bool {
         self.goal.certificates.is_some()
+    }
+
+    /// Whether kubeadm renews the certificates of the host, and nothing else is done there: its pods stay.
+    pub fn renews_on_host(&self) -> bool {
+        self.issues_certificates() && self.works_on_host()
     }
 
     /// Whether the update only verifies that the machine was brought to the version by hand.
@@ -172,10 +186,13 @@ impl NodeUpdateSpec {
             Some(version) if self.ends_at_version() => format!("the machine runs {version}"),
             Some(_) | None => match &self.goal.option {
                 Some(option) => format!("the machine has {option}"),
-                None if self.goal.certificates.is_some() => {
-                    "the machine has new certificates".to_owned()
-                }
-                None => "the machine has its desired state".to_owned(),
+                None => match self.goal.certificates.map(|certificates| certificates.within_days) {
+                    Some(Some(days)) => format!(
+                        "none of the certificates that kubeadm renews expires within {days} days"
+                    ),
+                    Some(None) => "the machine has new certificates".to_owned(),
+                    None => "the machine has its desired state".to_owned(),
+                },
             },
         }
     }

@@ -27,7 +27,7 @@ fn at(second: i64) -> Time {
 }
 
 fn goal(seconds: i64) -> Goal {
-    let certificates = Some(GoalCertificates { lifetime_seconds: seconds });
+    let certificates = Some(GoalCertificates::of_lifetime(seconds));
     Goal { certificates, ..Goal::default() }
 }
 

@@ -20,6 +20,7 @@ use refit_kinds::{
 
 use super::{
     order::is_unfinished,
+    renewal::{renewal_point_of_no_return, renewal_steps},
     seen::{NodeView, Seen},
     snapshot::{Snapshot, Write},
     work_order::{WorkOrder, WorkReport, WorkStep},
@@ -28,6 +29,7 @@ use crate::report::Refusal;
 
 pub use arrival::Arrival;
 pub use settings::{SettingsSources, Specificity, from_bundle, host_settings};
+pub(super) use steps::limited;
 pub use steps::{HostWork, Reboot, plan_steps};
 
 /// The host of a Machine, for one of its NodeUpdates.
@@ -90,19 +92,28 @@ impl<'a> Host<'a> {
     }
 
     /// The first order, which allows the host to prepare, and its steps.
-    /// `None` if the goal has no Kubernetes version.
+    /// `None` if the goal has neither a Kubernetes version nor certificates.
     pub(super) fn first_order(&self, s: &Snapshot, role: Role) -> Option<(Vec<WorkStep>, Write)> {
-        let work = self.work(s, role)?;
+        let (steps, point_of_no_return) = self.planned(s, role)?;
         let spec = HostPlanSpec {
             node_update: self.update.metadata.name.clone().unwrap_or_default(),
             plan_id: PlanId::of(&self.update.metadata),
             gate: Gate::Stage,
             abort: false,
             returned_claim: self.returned_claim(),
-            point_of_no_return: work.point_of_no_return().to_owned(),
-            steps: work.steps(),
+            point_of_no_return: point_of_no_return.to_owned(),
+            steps,
         };
         Some((report::steps(&spec.steps, None), Write::HostPlan(spec)))
+    }
+
+    /// The steps of the host for the goal, and the first one that cannot be rolled back.
+    fn planned(&self, s: &Snapshot, role: Role) -> Option<(Vec<PlannedStep>, &'static str)> {
+        if let Some(certificates) = s.update.spec.goal.certificates {
+            return Some((renewal_steps(certificates, &s.settings), renewal_point_of_no_return()));
+        }
+        let work = self.work(s, role)?;
+        Some((work.steps(), work.point_of_no_return()))
     }
 
     /// The target state of the host, and the state that it reports.
@@ -164,7 +175,7 @@ impl<'a> Host<'a> {
         let capabilities = plan.status.as_ref().map_or(&[][..], |status| &status.capabilities);
         let steps = match self.own_plan() {
             Some(plan) => plan.spec.steps.clone(),
-            None => self.work(s, role).map(|work| work.steps()).unwrap_or_default(),
+            None => self.planned(s, role).map(|(steps, _)| steps).unwrap_or_default(),
         };
         let mut types = steps.iter().filter_map(PlannedStep::step_type);
         if let Some(step) = types.find(|type_| !capabilities.contains(type_)) {

@@ -155,16 +155,10 @@ impl HostWork<'_> {
 
     /// A step with the limits and the undo that apply here.
     fn planned(&self, step: HostStep) -> PlannedStep {
-        let planned = PlannedStep::new(step);
-        let limits = self.settings.limits.get(&planned.id).copied().unwrap_or_default();
+        let planned = limited(step, self.settings);
         // Only a new package source, that of another minor version, is rolled back.
         let stays = planned.step_type() == Some(StepType::Stage) && !self.moves_sources();
-        PlannedStep {
-            timeout_seconds: limits.timeout_seconds,
-            max_attempts: limits.max_attempts,
-            undo: planned.undo.filter(|_| !stays),
-            ..planned
-        }
+        PlannedStep { undo: planned.undo.filter(|_| !stays), ..planned }
     }
 
     fn moves_sources(&self) -> bool {
@@ -193,6 +187,17 @@ impl HostWork<'_> {
             repository: asked.map_or_else(String::new, |images| images.repository.clone()),
             ..ImageArgs::default()
         })
+    }
+}
+
+/// A step with the limits of the settings.
+pub(in crate::node) fn limited(step: HostStep, settings: &PlanSettings) -> PlannedStep {
+    let planned = PlannedStep::new(step);
+    let limits = settings.limits.get(&planned.id).copied().unwrap_or_default();
+    PlannedStep {
+        timeout_seconds: limits.timeout_seconds,
+        max_attempts: limits.max_attempts,
+        ..planned
     }
 }
 

@@ -163,7 +163,8 @@ impl One {
         *part = if begins {
             attempt_begun(part, now)
         } else if let Some(certificates) = certificates {
-            self.log.push(format!("certificates for {} s", certificates.lifetime_seconds));
+            let seconds = certificates.lifetime_seconds.unwrap();
+            self.log.push(format!("certificates for {seconds} s"));
             after_certificates(part, self.issued.pop_front().unwrap_or(Ok(now)), now)
         } else {
             match k8sd_call(part, &option.unwrap()) {

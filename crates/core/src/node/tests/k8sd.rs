@@ -22,7 +22,7 @@ fn snap(mut one: One, option: &str, disruption: Disruption) -> One {
 /// A machine without an agent whose certificates are to be issued for an hour.
 fn certificates(one: One) -> One {
     let mut one = snap(one, "revision=9", Disruption::Restart);
-    let certificates = Some(GoalCertificates { lifetime_seconds: 3600 });
+    let certificates = Some(GoalCertificates::of_lifetime(3600));
     one.update.spec.goal = Goal { certificates, ..Goal::default() };
     one
 }

@@ -34,7 +34,7 @@ fn annotate(one: &mut One, key: &str, value: &str) {
 }
 
 fn new_certificates() -> Goal {
-    let certificates = GoalCertificates { lifetime_seconds: 3600 };
+    let certificates = GoalCertificates::of_lifetime(3600);
     Goal { certificates: Some(certificates), ..Goal::default() }
 }
 

@@ -19,6 +19,7 @@ mod phases;
 mod preflight;
 mod provider_objects;
 mod providers;
+mod renewal;
 mod rules;
 mod taken_back;
 mod until;

@@ -1,0 +1,90 @@
+//! Updates that only issue certificates: who can, and what kubeadm does for that on a host.
+//!
+//! | part of | lifetime | days | machine | outcome |
+//! |---|---|---|---|---|
+//! | k8sd | given | none | any | k8sd issues them |
+//! | k8sd | none | any | any | `LifetimeMissing` |
+//! | k8sd | given | given | any | `CertificatesNotSupported` |
+//! | kubeadm | none | any | control plane | kubeadm renews them |
+//! | kubeadm | none | any | worker | `NoCertificates` |
+//! | kubeadm | given | any | any | `LifetimeNotSupported` |
+//! | both, another one too, or none of them | any | any | any | `CertificatesNotSupported` |
+
+use refit_kinds::refit::{
+    GoalCertificates, HostStep, PlanSettings, PlannedStep, StepType, UpdatePart,
+};
+
+use super::{host::limited, status::Standing, work::Work};
+
+/// Why the steps of a drain are skipped.
+pub(super) const PODS_STAY: &str = "pods stay while certificates are renewed";
+
+/// The steps of a control plane host whose certificates kubeadm renews. It restarts the static pods that read them, one after
+/// the other, and neither the kubelet nor other pods.
+pub(super) fn renewal_steps(
+    certificates: GoalCertificates,
+    settings: &PlanSettings,
+) -> Vec<PlannedStep> {
+    let steps = [
+        HostStep::Preflight { version: None },
+        HostStep::CertificatesRenew(certificates.renewal()),
+        HostStep::Verify { version: None },
+    ];
+    steps.map(|step| limited(step, settings)).into()
+}
+
+/// Id of the first of these steps that cannot be rolled back: kubeadm replaces the certificates.
+pub(super) fn renewal_point_of_no_return() -> &'static str {
+    StepType::CertificatesRenew.id()
+}
+
+impl Work<'_> {
+    /// Notes what became of the drain before the host ran the steps that need it.
+    pub(super) fn note_drain(&mut self, pods_stay: bool) {
+        if pods_stay {
+            self.skip_drain(PODS_STAY);
+        } else {
+            self.end_drain();
+        }
+    }
+
+    /// The failure of an update whose certificates none of its updaters can issue as the goal says.
+    pub(super) fn unissuable_certificates(&self) -> Option<Standing> {
+        let spec = &self.s.update.spec;
+        let certificates = spec.goal.certificates?;
+        let failed = |reason: &str, why: &str| Some(Standing::failed(reason, why));
+        let mut others = spec.updater_parts().filter(|part| !part.is_of_k8sd());
+        if let Some(other) = others.next() {
+            let why = format!(
+                "Updater {} cannot issue certificates, and an update that does brings a machine to nothing else",
+                other.updater
+            );
+            return failed("CertificatesNotSupported", &why);
+        }
+        match (spec.updater_parts().any(UpdatePart::is_of_k8sd), spec.works_on_host()) {
+            (true, false) if certificates.lifetime_seconds.is_none() => failed(
+                "LifetimeMissing",
+                "k8sd issues certificates for a lifetime, and the goal has no lifetimeSeconds",
+            ),
+            (true, false) if certificates.within_days.is_some() => failed(
+                "CertificatesNotSupported",
+                "k8sd issues certificates whenever the old ones expire: it has no withinDays",
+            ),
+            (true, false) => None,
+            (false, true) if certificates.lifetime_seconds.is_some() => failed(
+                "LifetimeNotSupported",
+                "kubeadm takes the lifetime of certificates from its own configuration: remove lifetimeSeconds from the \
+                 goal",
+            ),
+            (false, true) if !self.control_plane() => failed(
+                "NoCertificates",
+                "kubeadm issues no certificates on a worker: its kubelet renews its own",
+            ),
+            (false, true) => None,
+            (true, true) | (false, false) => failed(
+                "CertificatesNotSupported",
+                "none of the updaters of this update can issue certificates",
+            ),
+        }
+    }
+}
