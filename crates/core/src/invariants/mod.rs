@@ -10,7 +10,7 @@
 //! | 2 | one control plane member at a time, while the others are healthy |
 //! | 3 | no machine is replaced unless policy, surge, a user or remediation asks for it |
 //! | 4 | one unfinished NodeUpdate per Machine; none starts twice, reopens, or goes below the version at which it began unasked; its updaters work one after the other |
-//! | 7 | a cordon, taint or label of an admin survives |
+//! | 7 | a cordon, taint or label of an admin survives; an update that only issues certificates drains no node |
 //! | 8 | no gate lets an aborted update change the host |
 //! | 9 | no available machine gets a slot outside of the maintenance windows of its group, or while an alert has closed a gate of it |
 //! | 10 | a plan requests a Cluster once, and only when its spec lets it: wave by wave, so many at once, until too many have failed; it replaces only an upgrade that has ended |
@@ -31,6 +31,7 @@
 //! being deleted. Cluster API's condition `Available` is ignored: it becomes False as soon as a
 //! machine is selected.
 
+mod certificates;
 mod fleet;
 mod objects;
 mod observe;
@@ -65,6 +66,8 @@ pub enum Invariant {
     UpdateRequested,
     /// No cordon of Refit is left; a cordon, taint or label of an admin survives.
     Cordons,
+    /// An update that only issues certificates neither cordons its node nor evicts pods, and does nothing else on the host.
+    PodsStay,
     /// No gate lets an aborted update change the host.
     AbortStops,
     /// Nothing of Refit is left on a Machine that is whole.
@@ -86,7 +89,7 @@ impl Invariant {
             Self::NoReplacement => 3,
             Self::OneUpdate | Self::OneUpdater => 4,
             Self::NoneForgotten | Self::UpdateRequested => 6,
-            Self::Cordons => 7,
+            Self::Cordons | Self::PodsStay => 7,
             Self::AbortStops | Self::NothingLeft => 8,
             Self::InWindow | Self::GateOpen => 9,
             Self::WavesKept => 10,

@@ -142,6 +142,8 @@ pub(super) struct Update {
     /// When the refresh of the node's snap began that may run now.
     pub(super) refreshes_since: Option<String>,
     pub(super) origin: String,
+    /// Whether it only issues certificates, and none of its parts drains the node.
+    pub(super) keeps_pods: bool,
     pub(super) rank: (bool, bool, Option<u32>, String, String),
 }
 
@@ -152,6 +154,9 @@ impl Update {
         let phase: Phase = parsed(value, "/status/phase");
         let blocked = value.pointer("/status/blockedBy").and_then(Value::as_array);
         let parts = value.pointer("/status/parts").and_then(Value::as_array);
+        let certificates = value.pointer("/spec/goal/certificates").is_some();
+        let planned = value.pointer("/spec/parts").and_then(Value::as_array);
+        let drains = |part: &Value| matches!(text(part, "/disruption"), "Drain" | "Reboot");
         let snap = parts.into_iter().flatten().find(|part| text(part, "/updater") == K8SD);
         Self {
             uid: text(value, "/metadata/uid").to_owned(),
@@ -167,9 +172,10 @@ impl Update {
                 .filter(|snap| !phase.is_final() && text(snap, "/state") == "Running")
                 .map(|snap| text(snap, "/refresh/beganAt").to_owned()),
             origin: text(value, "/spec/origin").to_owned(),
+            keeps_pods: certificates && !planned.into_iter().flatten().any(drains),
             rank: (
                 !phase.is_final(),
-                !phase.is_final() || value.pointer("/spec/goal/certificates").is_none(),
+                !phase.is_final() || !certificates,
                 refit_kinds::refit::ordinal_of(name, machine),
                 text(value, "/metadata/creationTimestamp").to_owned(),
                 name.to_owned(),
@@ -217,6 +223,8 @@ pub(super) struct Plan {
     pub(super) gate: Gate,
     pub(super) passed: Gate,
     pub(super) ended: bool,
+    /// Ids of its steps.
+    pub(super) steps: Vec<String>,
 }
 
 impl Plan {
@@ -225,10 +233,12 @@ impl Plan {
         let state = text(value, "/status/state");
         let is_reported = text(value, "/status/planId") == plan_id;
         let passed: Gate = parsed(value, "/status/passed");
+        let steps = value.pointer("/spec/steps").and_then(Value::as_array);
         Self {
             gate: parsed(value, "/spec/gate"),
             passed: if is_reported { passed } else { Gate::Closed },
             ended: is_reported && matches!(state, "Succeeded" | "Failed" | "Stopped"),
+            steps: steps.into_iter().flatten().map(|step| text(step, "/id").to_owned()).collect(),
             plan_id,
         }
     }

@@ -269,6 +269,7 @@ impl World {
                 found.extend(overruled(&key.1, before, &after));
                 if !before.cordoned_by_us() && after.cordoned_by_us() {
                     found.extend(self.disturbs(&key, "its node is cordoned"));
+                    found.extend(self.drains(&key, "its node is cordoned"));
                 }
             }
         }
@@ -310,7 +311,9 @@ impl World {
         let mut found = Vec::new();
         if let Some(old) = old.filter(|_| actor == CONTROLLER && going(new) && !going(old)) {
             let node = (cluster.to_owned(), text(old, "/spec/nodeName").to_owned());
-            found.extend(self.disturbs(&node, &format!("pod {} is evicted", key.1)));
+            let how = format!("pod {} is evicted", key.1);
+            found.extend(self.disturbs(&node, &how));
+            found.extend(self.drains(&node, &how));
         }
         let name = (cluster.to_owned(), key.1.clone());
         match new.and_then(StaticPod::of) {
@@ -349,6 +352,7 @@ impl World {
             found.push(violation(Invariant::AbortStops, "HostPlan", &key.1, message));
         }
         if raised && actor == CONTROLLER {
+            found.extend(self.more_than_certificates(&key, &after));
             found.extend(self.disturbs(&key, &format!("its gate is raised to {:?}", after.gate)));
         }
         self.plans.insert(key, after);

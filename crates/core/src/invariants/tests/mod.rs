@@ -251,6 +251,56 @@ fn a_control_plane_with_unhealthy_etcd_is_left_alone() {
 }
 
 #[test]
+fn an_update_that_only_issues_certificates_must_not_drain() {
+    let goal = |goal: Value, parts: Value| {
+        json!({"metadata": meta("c-0-1"), "status": {"phase": "Upgrading"}, "spec": {
+            "machineRef": {"name": "c-0", "uid": "uid-c-0"}, "goal": goal, "parts": parts,
+        }})
+    };
+    let kubeadm = |disruption: &str| json!([{"updater": "kubeadm", "disruption": disruption}]);
+    let certificates = || json!({"certificates": {}});
+    let renewal = goal(certificates(), kubeadm("Restart"));
+    let pod = json!({"metadata": meta("web"), "spec": {"nodeName": "c-0"}});
+    for (update, keeps) in [
+        (renewal.clone(), true),
+        (goal(certificates(), Value::Null), true),
+        (goal(certificates(), kubeadm("Drain")), false),
+        (goal(json!({"kubernetesVersion": "v1.35.0"}), kubeadm("Restart")), false),
+        (with(renewal, json!({"status": {"phase": "Succeeded"}})), false),
+    ] {
+        let mut world = world();
+        assert_eq!(observe_update(&mut world, &update), OK);
+        let wrong: &[u8] = if keeps { &[7] } else { &[] };
+        assert_eq!(cordon(&mut world.clone(), "c-0"), wrong, "{update}");
+        assert_eq!(cordon(&mut world.clone(), "w-0"), OK, "another machine");
+        let evicted =
+            world.clone().observe("", "Pod", Some("edge-1"), Some(&pod), None, "controller");
+        assert_eq!(numbers(&evicted), wrong, "{update}");
+        assert_eq!(raise(&mut world, "c-0", "Upgrade"), OK, "the slot lets it restart");
+    }
+}
+
+#[test]
+fn a_plan_that_only_renews_certificates_does_nothing_else() {
+    let mut world = world();
+    let of_certificates =
+        json!({"spec": {"goal": {"kubernetesVersion": null, "certificates": {}}}});
+    observe_update(&mut world, &with(update("c-0", 1, "Waiting"), of_certificates));
+    observe_update(&mut world, &update("w-0", 1, "Waiting"));
+    let raised = |node: &str, ids: &[&str]| {
+        let steps: Vec<_> = ids.iter().map(|id| json!({"id": id})).collect();
+        let object = with(plan(node, "Upgrade"), json!({"spec": {"steps": steps}}));
+        let of = (Some("edge-1"), Some(&object));
+        numbers(&world.clone().observe("refit.dev", "HostPlan", of.0, None, of.1, "controller"))
+    };
+    let renews = ["preflight", "certificates-renew", "verify"];
+    let restarts = ["preflight", "certificates-renew", "kubelet-restart", "verify"];
+    assert_eq!(raised("c-0", &renews), OK);
+    assert_eq!(raised("c-0", &restarts), [7]);
+    assert_eq!(raised("w-0", &restarts), OK);
+}
+
+#[test]
 fn a_machine_that_begins_outside_of_the_windows_of_its_group_is_found() {
     let daily = |start: &str, zone: &str| {
         json!({"weekly": [{
