@@ -17,7 +17,7 @@ use std::{
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use refit_kinds::refit::CertificateArgs;
+use refit_kinds::refit::{CertificateArgs, RENEW_ALWAYS_DAYS};
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 use x509_parser::pem::Pem;
@@ -54,6 +54,8 @@ const RENEWED: [(&str, &str); 11] = [
 ];
 /// Certificates of authorities, which kubeadm never renews.
 const AUTHORITIES: [&str; 3] = ["pki/ca.crt", "pki/etcd/ca.crt", "pki/front-proxy-ca.crt"];
+/// What the file of a plan holds once its certificates are renewed: only static pods remain to be restarted.
+const RENEWED_MARK: &[u8] = b"renewed\n";
 /// The annotation whose change restarts a static pod.
 const ANNOTATION: &str = "refit.dev/certificates";
 /// How long a static pod may take to restart: the same as in kubeadm.
@@ -80,11 +82,20 @@ pub(crate) async fn renew(
     credentials::keep(site, plan)?;
     credentials::restore(site, plan)?;
     let before = certificates.found()?;
-    let soon = within(&before, args, now);
+    if before.is_empty() && args.renew_within_days == RENEW_ALWAYS_DAYS {
+        return Err(WorkError::needs_person(format!(
+            "kubeadm renews no certificate on this host, because the keys of its authorities are not in {}; renew the \
+             certificates where those keys are",
+            certificates.pki.display()
+        )));
+    }
     // What an interrupted attempt has written is durable before its copies go.
     sync::all(site).await;
     // An interrupted attempt may have renewed the certificates without restarting all pods.
     let begun = site.snapshot(plan).join("certificates");
+    let is_renewed = atomic::read(&begun)?.is_some_and(|(mark, _)| mark == RENEWED_MARK);
+    // Another renewal would restart the pods that an interrupted attempt has restarted.
+    let soon = if is_renewed { Vec::new() } else { within(&before, args, now) };
     match soon.first() {
         Some((name, ends)) => {
             let path = certificates.on_host(name);
@@ -96,8 +107,9 @@ pub(crate) async fn renew(
             return credentials::forget(site, plan);
         }
     }
-    atomic::replace(&begun, b"begun\n", Access::of_mode(0o600))?;
-    // Another renewal would restart the pods that an interrupted attempt has restarted.
+    if !is_renewed {
+        atomic::replace(&begun, b"begun\n", Access::of_mode(0o600))?;
+    }
     if !soon.is_empty() {
         let call = site.call(Program::Kubeadm, ["certs", "renew", "all"]);
         run(site, &call).await?;
@@ -111,6 +123,7 @@ pub(crate) async fn renew(
             certificates.on_host(name).display()
         )));
     }
+    atomic::replace(&begun, RENEWED_MARK, Access::of_mode(0o600))?;
     let sum = certificates.fingerprint();
     let others = readers::of_others(site, &certificates.renewed());
     for pod in readers::of_kubeadm(site).chain(others) {

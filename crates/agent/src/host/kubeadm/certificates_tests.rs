@@ -92,8 +92,11 @@ impl World {
     }
 
     async fn renew(&self, plan: &str) -> Result<(), WorkError> {
-        let args = CertificateArgs { renew_within_days: 30 };
-        renew(&self.site, plan, &args, now()).await
+        self.renew_within(plan, 30).await
+    }
+
+    async fn renew_within(&self, plan: &str, renew_within_days: i32) -> Result<(), WorkError> {
+        renew(&self.site, plan, &CertificateArgs { renew_within_days }, now()).await
     }
 
     fn manifest(&self, name: &str) -> String {
@@ -140,6 +143,32 @@ async fn a_try_that_was_interrupted_after_the_renewal_restarts_the_pods() {
     fs::write(world.directory.path().join("kubeadm"), "#!/bin/sh\n").unwrap();
     world.renew("p").await.unwrap();
     assert!(world.manifest("kube-apiserver").contains(ANNOTATION));
+}
+
+#[tokio::test]
+async fn certificates_are_renewed_once_in_a_plan_that_renews_them_whenever_they_expire() {
+    let world = World::new(364, "RENEW");
+    fs::remove_file(path(&world.site, "pki/apiserver.crt")).unwrap();
+    let scheduler = world.site.path(format!("{MANIFESTS}/kube-scheduler.yaml"));
+    fs::write(&scheduler, "- not a pod\n").unwrap();
+    let error = world.renew_within("p", RENEW_ALWAYS_DAYS).await.unwrap_err();
+    assert!(error.message.contains("is not the manifest of a pod"), "{error}");
+    let restarted = world.manifest("kube-apiserver");
+    assert!(restarted.contains(ANNOTATION));
+    fs::write(&scheduler, SCHEDULER).unwrap();
+    world.renew_within("p", RENEW_ALWAYS_DAYS).await.unwrap();
+    assert!(world.manifest("kube-scheduler").contains(ANNOTATION));
+    assert_eq!((world.calls(), world.manifest("kube-apiserver")), (1, restarted));
+}
+
+#[tokio::test]
+async fn a_host_without_the_keys_of_its_authorities_cannot_renew_on_request() {
+    let world = World::new(10, "exit 1");
+    fs::remove_file(path(&world.site, "pki/ca.key")).unwrap();
+    let error = world.renew_within("p", RENEW_ALWAYS_DAYS).await.unwrap_err();
+    assert!(error.message.contains("the keys of its authorities are not in"), "{error}");
+    world.renew("p").await.unwrap();
+    assert_eq!(world.calls(), 0);
 }
 
 #[tokio::test]
