@@ -17,6 +17,8 @@ pub use self::certificates::*;
 
 /// Name of the built-in updater that has k8sd refresh the snap of a node, or its certificates.
 pub const K8SD: &str = "k8sd";
+/// Kind of the bootstrap config of machines on which k8sd runs.
+pub const K8SD_CONFIG: &str = "CK8sConfig";
 
 /// Key of an option that is a version.
 const VERSION: &str = "version=";

@@ -104,6 +104,9 @@ pub const APPROVE: &str = "refit.dev/approve";
 pub const FAILURES_SINCE: &str = "refit.dev/failures-since";
 /// On a Machine: the NodeUpdate that is to stop, as with its `spec.stage` `Abort`.
 pub const ABORT: &str = "refit.dev/abort";
+/// On a control plane Machine: kubeadm is to renew its certificates, a [`crate::refit::RenewalRequest`]. It is removed once
+/// the NodeUpdate for it exists.
+pub const RENEW_CERTIFICATES: &str = "refit.dev/renew-certificates";
 /// On a Machine: the NodeUpdate whose goal it was brought to by hand. The next NodeUpdate only verifies that.
 pub const ADOPT: &str = "refit.dev/adopt";
 /// On a Machine: why it is held. Its next update does not begin until the annotation is removed.
@@ -119,7 +122,7 @@ pub const SKIP_ROLLOUT: &str = "refit.dev/skip-rollout";
 pub const EXTRA_CAPACITY: &str = "refit.dev/extra-capacity";
 /// On a NodeUpdate: the annotation of its Machine that requested it.
 pub const REQUESTED_BY: &str = "refit.dev/requested-by";
-/// Annotation of an UpgradeTask that annotations have requested: their request, such as `version=v1.35.0`.
+/// Annotation of an UpgradeTask or NodeUpdate that annotations have requested: their request, such as `version=v1.35.0`.
 pub const REQUESTED: &str = "refit.dev/requested";
 /// On an aborted NodeUpdate: Refit stopped it because the goal of its Machine changed. Without it, an
 /// operator did, and only an operator lets the Machine continue.

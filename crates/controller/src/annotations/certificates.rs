@@ -11,14 +11,14 @@ use refit_core::{
 use refit_kinds::{
     canonical::Keys,
     keys,
-    refit::{Disruption, MachineUid, NodeUpdate},
+    refit::{Disruption, MachineUid, NodeUpdate, UpdatePart},
 };
 use refit_runtime::{ObjectKey, queue::Action};
 
 use super::{
     expiry, is_requested_by,
-    machine::{carry_out, has_k8sd},
-    may_be_served_by_others, served,
+    machine::{Asked, carry_out, has_k8sd},
+    may_be_served_by_others, renewal, served,
 };
 use crate::{context::Context, groups::node_updates_of_machine, host_plan::node_name};
 
@@ -28,8 +28,8 @@ pub(super) struct Look<'a> {
     updates: Vec<Arc<NodeUpdate>>,
 }
 
-/// Wakes a Machine that has such annotations of a prefix that is served, or a NodeUpdate that these have requested, and
-/// its cluster, if the expiry of its certificates is not known.
+/// Wakes a Machine that has such annotations of a prefix that is served, or a NodeUpdate that these have requested, or
+/// the one for kubeadm, and its cluster, if the expiry of its certificates is not known.
 pub(super) fn wake(ctx: &Context, machine: &Machine) {
     let look = Look::of(ctx, machine);
     let concerns = |keys: Keys| {
@@ -38,7 +38,7 @@ pub(super) fn wake(ctx: &Context, machine: &Machine) {
         all.iter().any(|key| machine.annotations().contains_key(*key))
             || look.updates.iter().any(|update| is_requested_by(update.as_ref(), own.refresh))
     };
-    if served(ctx).any(concerns) {
+    if served(ctx).any(concerns) || renewal::concerns(machine) {
         ctx.queues.certificates.add(ObjectKey::of(machine));
     }
     if served(ctx).any(|keys| look.seen(ctx, keys).lacks_expiry()) {
@@ -55,14 +55,15 @@ pub(super) async fn reconcile(ctx: &Context, key: &ObjectKey) -> anyhow::Result<
     for keys in served(ctx) {
         let decided = annotation::certificates(&look.seen(ctx, keys));
         let is_at_rest = decided == Announced::default();
-        let by = (keys.certificates.refresh, Disruption::Restart);
+        let part = UpdatePart::k8sd(Disruption::Restart);
+        let by = Asked { key: keys.certificates.refresh, text: None, part };
         let next = carry_out(ctx, &machine, decided, by).await?;
         // What was written is looked at again before anything else is decided.
         if !is_at_rest {
             return Ok(next);
         }
     }
-    Ok(Action::Done)
+    renewal::reconcile(ctx, &machine).await
 }
 
 impl<'a> Look<'a> {

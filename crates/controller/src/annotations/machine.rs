@@ -10,7 +10,7 @@ use refit_core::{
     node::newest,
 };
 use refit_kinds::{
-    canonical::{Keys, REFIT, Wanted},
+    canonical::{K8SD_CONFIG, Keys, REFIT, Wanted},
     keys,
     refit::{Disruption, Goal, MachineUid, NodeUpdate, UpdatePart},
 };
@@ -35,8 +35,6 @@ use crate::{
 const AFTER_WRITE: Duration = Duration::from_millis(100);
 /// Requeue delay while another update of the Machine has not ended. Its end wakes the Machine as well.
 pub(super) const AFTER_WAIT: Duration = Duration::from_secs(30);
-/// Kind of the bootstrap config of machines on which k8sd runs.
-const K8SD_CONFIG: &str = "CK8sConfig";
 
 /// Wakes a Machine that has annotations of a prefix that is served, or a NodeUpdate that these have requested.
 pub(super) fn wake(ctx: &Context, machine: &Machine) {
@@ -98,16 +96,26 @@ async fn of_prefix(ctx: &Context, machine: &Arc<Machine>, keys: Keys) -> anyhow:
         is_served_by_others: has_k8sd(machine) && may_be_served_by_others(ctx, keys),
         now: ctx.clock.now_seconds(),
     });
-    let disturbs = disruption(ctx, machine, keys);
-    carry_out(ctx, machine, decided, (keys.upgrade_to, disturbs)).await
+    let part = UpdatePart::k8sd(disruption(ctx, machine, keys));
+    carry_out(ctx, machine, decided, Asked { key: keys.upgrade_to, text: None, part }).await
 }
 
-/// Writes what was decided, or requests it for the annotation with this key.
+/// What asks for a NodeUpdate, and what is done in it.
+pub(super) struct Asked<'a> {
+    /// The annotation.
+    pub(super) key: &'static str,
+    /// Its value, if the NodeUpdate shows for which request it was made.
+    pub(super) text: Option<&'a str>,
+    /// The part of the NodeUpdate.
+    pub(super) part: UpdatePart,
+}
+
+/// Writes what was decided, or requests it for an annotation.
 pub(super) async fn carry_out(
     ctx: &Context,
     machine: &Machine,
     decided: Announced,
-    by: (&'static str, Disruption),
+    by: Asked<'_>,
 ) -> anyhow::Result<Action> {
     if !decided.changes.is_empty() {
         return show(ctx, machine, &decided).await;
@@ -174,7 +182,7 @@ async fn request(
     ctx: &Context,
     machine: &Machine,
     goal: Goal,
-    (key, disruption): (&'static str, Disruption),
+    Asked { key, text, part }: Asked<'_>,
 ) -> anyhow::Result<Action> {
     let Some(group) = group_of(&ctx.stores, machine) else {
         // Its owner is not known yet, or the Machine has none: the owner's event wakes its Machines.
@@ -200,7 +208,6 @@ async fn request(
     if of_others {
         return Ok(Action::RequeueAfter(AFTER_WAIT));
     }
-    let parts = vec![UpdatePart::k8sd(disruption)];
     let known: Vec<&NodeUpdate> = known.iter().map(AsRef::as_ref).collect();
     match ask_again(&requests.facts, &goal, &known, ctx.clock.now()) {
         Ask::Abort(update) => requests.abort(&update.name_any()).await?,
@@ -211,8 +218,9 @@ async fn request(
                 return Ok(Action::RequeueAfter(AFTER_WRITE));
             }
             ensure_group(ctx, &group).await?;
-            let by = By::Annotation(key);
-            let (made, _) = requests.create(by, (ordinal, until), &goal, (parts, None)).await?;
+            let by = By::Annotation { key, text };
+            let parts = (vec![part], None);
+            let (made, _) = requests.create(by, (ordinal, until), &goal, parts).await?;
             ctx.stores.node_updates.insert(made);
         }
         Ask::Wait(_) | Ask::Done => {}

@@ -3,7 +3,8 @@
 //! | module | does |
 //! |---|---|
 //! | `machine` | requests what the annotations of a Machine ask for, and shows on it how far that is |
-//! | `certificates` | the same for the certificates of a Machine |
+//! | `certificates` | the same for the certificates of a Machine that k8sd issues |
+//! | `renewal` | the same for those that kubeadm renews |
 //! | `expiry` | shows when these expire |
 //! | `by_task` | the same by an UpgradeTask, for an owner of Machines, and for a Machine that asks for a version |
 
@@ -11,6 +12,7 @@ mod by_task;
 mod certificates;
 mod expiry;
 mod machine;
+mod renewal;
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 

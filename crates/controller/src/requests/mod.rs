@@ -33,8 +33,13 @@ pub(crate) enum By<'a> {
     Hook,
     /// The UpgradeTask of this name.
     Task(&'a str),
-    /// This annotation of the Machine.
-    Annotation(&'a str),
+    /// An annotation of the Machine.
+    Annotation {
+        /// Its key.
+        key: &'a str,
+        /// Its value, if the NodeUpdate shows for which request it was made.
+        text: Option<&'a str>,
+    },
 }
 
 impl By<'_> {
@@ -42,7 +47,7 @@ impl By<'_> {
         match self {
             Self::Hook => Origin::Hook,
             Self::Task(_) => Origin::Task,
-            Self::Annotation(_) => Origin::Annotation,
+            Self::Annotation { .. } => Origin::Annotation,
         }
     }
 
@@ -51,7 +56,17 @@ impl By<'_> {
         match self {
             Self::Hook => None,
             Self::Task(task) => Some((keys::TASK.to_owned(), task.to_owned())),
-            Self::Annotation(key) => Some((keys::REQUESTED_BY.to_owned(), key.to_owned())),
+            Self::Annotation { key, .. } => Some((keys::REQUESTED_BY.to_owned(), key.to_owned())),
+        }
+    }
+
+    /// The note on the NodeUpdate of which of several requests it is for.
+    fn request(self) -> Option<(String, String)> {
+        match self {
+            Self::Annotation { text: Some(text), .. } => {
+                Some((keys::REQUESTED.to_owned(), text.to_owned()))
+            }
+            Self::Hook | Self::Task(_) | Self::Annotation { text: None, .. } => None,
         }
     }
 }
@@ -142,7 +157,10 @@ impl<'a> MachineRequests<'a> {
             parts: Some(parts),
             bundle,
         };
-        let wanted = node_update(&new, ordinal);
+        let mut wanted = node_update(&new, ordinal);
+        if let Some((key, text)) = by.request() {
+            wanted.annotations_mut().insert(key, text);
+        }
         #[cfg(feature = "sabotage")]
         if let Some(made) = self.ctx.sabotage.create_unnumbered(&self.api, &wanted).await? {
             return Ok((made, Ensured::Created));

@@ -15,6 +15,7 @@ use refit_controller::Canonical;
 use refit_core::annotation::Compat;
 use refit_kinds::{
     canonical::{CANONICAL, CERTIFICATES_EXPIRY as EXPIRY, Keys, REFIT},
+    keys,
     refit::{NodeUpdate, PartState, Phase},
 };
 use serde_json::{Value, json};
@@ -375,6 +376,21 @@ async fn row_61_another_certificate_of_k8sd_gets_no_token(compat: Compat) {
     assert_eq!(lab.received(MACHINE).len(), received);
     let failed = lab.events_of(MACHINE, "CertificatesRefreshFailed").await;
     assert!(failed[0].contains("edge-1-k8sd-certificates"), "{failed:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_for_kubeadm_is_refused_where_k8sd_issues_certificates() {
+    let lab = Lab::new().await;
+    for text in ["2026-03-02T08:00:00Z", "soon"] {
+        lab.annotate(CONTROL_PLANE, keys::RENEW_CERTIFICATES, Some(text)).await;
+        pass(60).await;
+        let machine = lab.read(CONTROL_PLANE).await;
+        assert!(!machine.annotations().contains_key(keys::RENEW_CERTIFICATES), "{text}");
+    }
+    let events = lab.events_of(CONTROL_PLANE, "CertificatesRenewalRefused").await;
+    assert_eq!(events.len(), 2, "{events:?}");
+    assert!(events.iter().any(|event| event.contains("refit.dev/refresh-certificates")));
+    assert!(lab.updates().await.is_empty());
 }
 
 #[tokio::test(start_paused = true)]

@@ -5,6 +5,7 @@ mod certificates;
 mod machine;
 mod notes;
 mod owner;
+mod renewal;
 mod strict;
 
 use refit_kinds::canonical::{CANONICAL, Keys};
@@ -15,6 +16,7 @@ pub use self::{
     owner::{
         OwnedMachine, OwnerAnnounced, OwnerRequest, OwnerRole, OwnerSeen, machine_begins, owner,
     },
+    renewal::{RenewalSeen, renewal},
 };
 
 /// How closely the annotations of Canonical's prefix follow its controllers.
