@@ -1,4 +1,4 @@
-//! Shared code of `refit abort`, `retry`, `pause`, `resume` and `approve`: sends a request to objects one at a time and
+//! Shared code of `refit abort`, `retry`, `renew-certs`, `pause`, `resume` and `approve`: sends a request to objects one at a time and
 //! reports each result.
 
 use std::fmt::Debug;

@@ -29,6 +29,7 @@ mod progress;
 mod reach;
 mod reference;
 mod release;
+mod renew_certs;
 mod retry;
 #[cfg(feature = "sandbox")]
 mod sandbox;
@@ -73,6 +74,8 @@ enum Command {
     Retry(retry::Args),
     /// Take a node that was upgraded by hand as it is.
     Adopt(adopt::Args),
+    /// Renew kubeadm's certificates on control plane machines, without an upgrade.
+    RenewCerts(renew_certs::Args),
     /// Let no further machine of a group begin.
     Pause(pace::PauseArgs),
     /// Let the machines of a paused or stopped group, or of a stopped UpgradeTask, go on.
@@ -127,6 +130,7 @@ fn main() -> ExitCode {
         Command::Abort(args) => abort::run(args, global),
         Command::Retry(args) => retry::run(args, global),
         Command::Adopt(args) => adopt::run(args, global),
+        Command::RenewCerts(args) => renew_certs::run(args, global),
         Command::Pause(args) => pace::pause(args, global),
         Command::Resume(args) => pace::resume(args, global),
         Command::Approve(args) => pace::approve(args, global),

@@ -140,6 +140,9 @@ fn decide(machine: &Machine, updates: &[NodeUpdate]) -> Decision<Row> {
     if let Some(key) = update.annotations().get(keys::REQUESTED_BY)
         && !machine.annotations().contains_key(key)
     {
+        if update.spec.renews_on_host() {
+            return none("its certificates are renewed by another request: use renew-certs");
+        }
         return none(&format!("its annotation {key} no longer requests its update"));
     }
     if machine.annotations().get(keys::RETRY) == Some(&name) {
@@ -242,6 +245,17 @@ mod tests {
             let row = decide(machine, &all).row;
             assert_eq!((row.action, &*row.node_update), asked, "{}", row.message);
         }
+    }
+
+    #[test]
+    fn a_renewal_of_certificates_is_not_retried_but_requested_again() {
+        let mut renewal = update(Phase::Failed, "Annotation").remove(0);
+        let key = keys::RENEW_CERTIFICATES.to_owned();
+        renewal.annotations_mut().insert(keys::REQUESTED_BY.into(), key);
+        renewal.spec.goal = serde_json::from_value(json!({"certificates": {}})).unwrap();
+        let row = decide(&machine(false, None), &[renewal]).row;
+        assert_eq!(row.action, Action::None);
+        assert!(row.message.ends_with("use renew-certs"), "{}", row.message);
     }
 
     #[test]
