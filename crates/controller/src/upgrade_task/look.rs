@@ -15,7 +15,7 @@ use refit_cluster_api::{
 };
 use refit_core::{
     group::{RolloutKey, exception_of, rollout_number},
-    node::{newest, speaker},
+    node::{newest_upgrade, speaker},
     task::{GroupSeen, Member, Obstacle, OwnerSeen, Paused, SpecState, specs::Specs},
 };
 use refit_kinds::{
@@ -273,7 +273,7 @@ impl Look {
         updates: &'a [Arc<NodeUpdate>],
     ) -> Option<&'a str> {
         let uid = MachineUid::of(&machine.metadata);
-        let newest = newest(updates.iter().map(AsRef::as_ref), &uid)?;
+        let newest = newest_upgrade(updates.iter().map(AsRef::as_ref), &uid)?;
         let ended = newest.status.as_ref()?.finished_at.as_ref()?;
         let began = self.task.metadata.creation_timestamp.as_ref()?;
         let name = newest.metadata.name.as_ref()?;

@@ -85,8 +85,9 @@ pub enum Wait<'a> {
 /// Decides what becomes of a request for `goal` on this Machine, given the known NodeUpdates.
 ///
 /// The newest NodeUpdate of the Machine's uid decides, and none is created while an older one is
-/// unfinished: an operator may have created the newest. The list may be out of date: a NodeUpdate is
-/// created by its ordinal, so it can be created only once.
+/// unfinished: an operator may have created the newest. One that only issues certificates decides
+/// about certificates alone: after it, an upgrade that has failed still waits for an operator. The
+/// list may be out of date: a NodeUpdate is created by its ordinal, so it can be created only once.
 pub fn ask<'a>(
     machine: &MachineFacts,
     goal: &Goal,
@@ -136,7 +137,9 @@ fn by_newest<'a>(
     let ordinal = || next_ordinal(&machine.name, updates.iter().copied());
     let create_until = |until| Ask::Create { ordinal: ordinal(), until, adopts: false };
     let create = || create_until(Until::Disrupt);
-    let Some(newest) = newest(updates.iter().copied(), &machine.uid) else {
+    let counts =
+        |update: &&NodeUpdate| goal.certificates.is_some() || !update.spec.issues_certificates();
+    let Some(newest) = newest(updates.iter().copied().filter(counts), &machine.uid) else {
         return create();
     };
     let phase = newest.phase();

@@ -1,6 +1,8 @@
 use jiff::SignedDuration;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use refit_kinds::refit::{Goal, GoalPart, NodeUpdate, Phase, Stage, Until, UpdatePart};
+use refit_kinds::refit::{
+    Goal, GoalCertificates, GoalPart, NodeUpdate, Phase, Stage, Until, UpdatePart,
+};
 use strum::VariantArray as _;
 
 use super::{
@@ -51,6 +53,35 @@ fn asked(machine: &MachineFacts, goal: &Goal, updates: &[NodeUpdate]) -> String 
 /// The same for a Machine whose kubelet reports v1.34.2.
 fn of(version: &str, updates: &[NodeUpdate]) -> String {
     asked(&facts("v1.34.2"), &goal(version), updates)
+}
+
+#[test]
+fn certificates_that_were_issued_meanwhile_decide_nothing_about_an_upgrade() {
+    let of_certificates = |ordinal, phase| {
+        let mut renewal = update(ordinal, "v1.35.0", phase);
+        let certificates = Some(GoalCertificates::default());
+        renewal.spec.goal = Goal { certificates, ..Goal::default() };
+        renewal
+    };
+    let upgrade = |phase| update(1, "v1.35.0", phase);
+    for (before, renewal, expected) in [
+        (None, Phase::Succeeded, "create 3"),
+        (None, Phase::Waiting, "abort m-2"),
+        (None, Phase::Disrupting, "finishing m-2"),
+        (Some(Phase::Failed), Phase::Succeeded, "failed m-1"),
+        (Some(Phase::Failed), Phase::Failed, "failed m-1"),
+        (Some(Phase::Failed), Phase::Waiting, "failed m-1"),
+        (Some(Phase::Stopped), Phase::Succeeded, "stopped m-1"),
+    ] {
+        let before = before.map(upgrade);
+        let all: Vec<_> = before.into_iter().chain([of_certificates(2, renewal)]).collect();
+        assert_eq!(of("v1.35.0", &all), expected, "{renewal:?}");
+    }
+    let done = [upgrade(Phase::Succeeded), of_certificates(2, Phase::Waiting)];
+    assert_eq!(asked(&facts("v1.35.0"), &goal("v1.35.0"), &done), "done");
+    let retried = MachineFacts { retry: Some("m-1".into()), ..facts("v1.34.2") };
+    let failed = [upgrade(Phase::Failed), of_certificates(2, Phase::Succeeded)];
+    assert_eq!(asked(&retried, &goal("v1.35.0"), &failed), "create 3");
 }
 
 #[test]

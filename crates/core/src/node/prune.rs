@@ -10,7 +10,7 @@ use refit_kinds::{
 };
 
 use super::{
-    order::{newest, order, speaker},
+    order::{newest, newest_upgrade, order, speaker},
     seen::NodeView,
 };
 
@@ -40,9 +40,12 @@ pub fn prunable<'a>(
     };
     let kept = [
         speaker(all(), machine_uid).map(name),
-        with(|update| update.phase() == Phase::Succeeded),
+        newest_upgrade(all(), machine_uid).map(name),
+        with(|update| update.phase() == Phase::Succeeded && !update.spec.issues_certificates()),
         // It shows whether the control plane has passed `kubeadm upgrade apply`.
         with(|update| role(update) == Some(Role::FirstControlPlane)),
+        // It has answered a request, which must not be answered again.
+        with(|update| update.spec.issues_certificates()),
     ];
     let mut sorted: Vec<&NodeUpdate> =
         all().filter(|update| update.spec.machine_ref.uid == *machine_uid).collect();
@@ -91,7 +94,8 @@ mod tests {
     use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
     use proptest::prelude::*;
     use refit_kinds::refit::{
-        Goal, MachineRef, NodeUpdateSpec, NodeUpdateStatus, Origin, Stage, Until, node_update_name,
+        Goal, GoalCertificates, MachineRef, NodeUpdateSpec, NodeUpdateStatus, Origin, Stage, Until,
+        node_update_name,
     };
 
     use super::*;
@@ -176,6 +180,17 @@ mod tests {
             [1, 3],
             "the first control plane's"
         );
+        let certificates = Some(GoalCertificates::default());
+        let renewal = Goal { certificates, ..Goal::default() };
+        let mut updates = stopped(1..=6);
+        updates[1].spec.goal = renewal.clone();
+        assert_eq!(pruned(updates, &[], None), [1, 3], "it answers a request");
+        let mut updates = stopped(1..=6);
+        for update in &mut updates[2..] {
+            update.spec.goal = renewal.clone();
+        }
+        updates[5].status.as_mut().unwrap().phase = Phase::Waiting;
+        assert_eq!(pruned(updates, &[], None), [1, 3], "the newest upgrade");
         assert_eq!(with(|second| second.metadata.labels = None), [1, 3], "an operator's");
         assert_eq!(
             with(|second| {
@@ -215,15 +230,19 @@ mod tests {
         /// What speaks for the Machine, what it is to be, and its next ordinal do not change.
         #[test]
         fn pruning_changes_no_answer(
-            kinds in prop::collection::vec((phases(), prop::bool::ANY, prop::bool::ANY), 1..12),
+            kinds in prop::collection::vec(
+                (phases(), prop::bool::ANY, prop::bool::ANY, prop::bool::ANY), 1..12,
+            ),
         ) {
             let updates: Vec<_> = (1..)
                 .zip(&kinds)
-                .map(|(ordinal, (phase, is_recent, is_first))| {
+                .map(|(ordinal, (phase, is_recent, is_first, is_renewal))| {
                     let ended = if *is_recent { NOW - 60 } else { LONG_AGO };
                     let mut update = update(ordinal, *phase, ended);
                     update.status.as_mut().unwrap().role =
                         is_first.then_some(Role::FirstControlPlane);
+                    update.spec.goal.certificates =
+                        is_renewal.then_some(GoalCertificates::default());
                     Arc::new(update)
                 })
                 .collect();
@@ -235,13 +254,17 @@ mod tests {
             prop_assert!(left.len() >= updates.len().min(KEPT_UPDATES));
             let answers = |all: &[Arc<NodeUpdate>]| {
                 let all = || all.iter().map(AsRef::as_ref);
-                let succeeded = all().filter(|update| update.phase() == Phase::Succeeded);
+                let renews = |update: &&NodeUpdate| update.spec.issues_certificates();
+                let succeeded = all()
+                    .filter(|update| update.phase() == Phase::Succeeded && !renews(update));
                 let first = all().filter(|update| role(update) == Some(Role::FirstControlPlane));
                 [
                     newest(all(), &uid).map(name),
                     speaker(all(), &uid).map(name),
                     newest(succeeded, &uid).map(name),
                     newest(first, &uid).map(name),
+                    newest(all().filter(renews), &uid).map(name),
+                    newest_upgrade(all(), &uid).map(name),
                 ]
                 .map(|answer| answer.map(str::to_owned))
             };
@@ -250,7 +273,7 @@ mod tests {
             let later = at(NOW).checked_add(SignedDuration::from_hours(2)).unwrap();
             let gone = prunable(&updates, &uid, &[], None, later);
             let ended = updates.iter().filter(|update| update.phase().is_final()).count();
-            prop_assert!(ended.saturating_sub(gone.len()) <= KEPT_UPDATES + 3);
+            prop_assert!(ended.saturating_sub(gone.len()) <= KEPT_UPDATES + 5);
         }
     }
 }
