@@ -107,23 +107,13 @@ pub(crate) async fn renew(
             return credentials::forget(site, plan);
         }
     }
-    if !is_renewed {
-        atomic::replace(&begun, b"begun\n", Access::of_mode(0o600))?;
-    }
     if !soon.is_empty() {
-        let call = site.call(Program::Kubeadm, ["certs", "renew", "all"]);
-        run(site, &call).await?;
+        atomic::replace(&begun, b"begun\n", Access::of_mode(0o600))?;
+        certificates.renew_all(&soon).await?;
+        // After a power cut, copies must not take the place of what is marked as renewed.
+        sync::all(site).await;
+        atomic::replace(&begun, RENEWED_MARK, Access::of_mode(0o600))?;
     }
-    let after = certificates.found()?;
-    let same = |name: &str, ends: &Timestamp| after.get(name).is_none_or(|now| now <= ends);
-    if let Some((name, _)) = soon.iter().find(|(name, ends)| same(name, ends)) {
-        return Err(WorkError::retriable(format!(
-            "kubeadm renewed its certificates, but {} expires no later than before; check it with \
-             `kubeadm certs check-expiration`",
-            certificates.on_host(name).display()
-        )));
-    }
-    atomic::replace(&begun, RENEWED_MARK, Access::of_mode(0o600))?;
     let sum = certificates.fingerprint();
     let others = readers::of_others(site, &certificates.renewed());
     for pod in readers::of_kubeadm(site).chain(others) {
@@ -230,6 +220,22 @@ impl<'a> Certificates<'a> {
             }
         }
         Ok(all)
+    }
+
+    /// Has kubeadm renew all, and checks those that are to be renewed. New ones may expire earlier than the old ones, if
+    /// kubeadm's configuration gives them a shorter life.
+    async fn renew_all(&self, due: &[(&'static str, Timestamp)]) -> Result<(), WorkError> {
+        run(self.site, &self.site.call(Program::Kubeadm, ["certs", "renew", "all"])).await?;
+        let after = self.found()?;
+        let is_old = |name: &str, ends: &Timestamp| after.get(name).is_none_or(|now| now == ends);
+        match due.iter().find(|(name, ends)| is_old(name, ends)) {
+            Some((name, _)) => Err(WorkError::retriable(format!(
+                "kubeadm renewed its certificates, but {} expires when it did before; check it with `kubeadm certs \
+                 check-expiration`",
+                self.on_host(name).display()
+            ))),
+            None => Ok(()),
+        }
     }
 
     /// The certificate in a file; in a kubeconfig, the certificate of its user.

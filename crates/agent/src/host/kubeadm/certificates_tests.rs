@@ -162,6 +162,16 @@ async fn certificates_are_renewed_once_in_a_plan_that_renews_them_whenever_they_
 }
 
 #[tokio::test]
+async fn certificates_that_were_made_for_longer_are_renewed_on_request() {
+    let world = World::new(3650, "RENEW");
+    fs::remove_file(path(&world.site, "pki/apiserver.crt")).unwrap();
+    world.renew_within("p", RENEW_ALWAYS_DAYS).await.unwrap();
+    assert!(world.manifest("kube-apiserver").contains(ANNOTATION));
+    let end = Certificates::of(&world.site).end_of("admin.conf").unwrap().unwrap();
+    assert!(end < now() + SignedDuration::from_hours(400 * 24), "{end}");
+}
+
+#[tokio::test]
 async fn a_host_without_the_keys_of_its_authorities_cannot_renew_on_request() {
     let world = World::new(10, "exit 1");
     fs::remove_file(path(&world.site, "pki/ca.key")).unwrap();
@@ -175,7 +185,7 @@ async fn a_host_without_the_keys_of_its_authorities_cannot_renew_on_request() {
 async fn a_renewal_that_renews_nothing_fails() {
     let world = World::new(10, "true");
     let error = world.renew("p").await.unwrap_err();
-    assert!(error.message.contains("admin.conf expires no later"), "{error}");
+    assert!(error.message.contains("admin.conf expires when it did before"), "{error}");
     assert_eq!(world.manifest("kube-apiserver"), API_SERVER);
 }
 
