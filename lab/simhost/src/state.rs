@@ -6,6 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use refit_agent::host::{CONTROL_PLANE, Command, Evidence, Job, Undo, UnitState};
 use refit_kinds::{
     refit::{HostFacts, HostStep, PackageDriver, Role},
@@ -77,6 +78,9 @@ pub struct HostState {
     /// When the last refresh of the snap ended.
     #[serde(default)]
     pub snap_refreshed_at: Option<Timestamp>,
+    /// When kubeadm's certificates expire, once they were renewed.
+    #[serde(default)]
+    pub certificates_end: Option<Timestamp>,
 }
 
 fn unhurried() -> u32 {
@@ -152,6 +156,7 @@ impl HostState {
             hurry: unhurried(),
             static_pods_up_at: None,
             snap_refreshed_at: None,
+            certificates_end: None,
         };
         let bare = version.trim_start_matches('v');
         for package in PACKAGES {
@@ -233,6 +238,7 @@ impl HostState {
             static_pods: self.static_pods(),
             package_driver: Some(PackageDriver::Apt),
             certificates: BTreeMap::new(),
+            certificates_end: self.certificates_end.map(Time),
             unread: Vec::new(),
         }
     }
@@ -363,6 +369,7 @@ impl HostState {
         for unit in std::mem::take(&mut self.units).into_values() {
             if matches!(unit.command, Command::Step(HostStep::Reboot {})) && !unit.fails {
                 self.succeeded.insert(unit.title);
+                self.renew_certificates(&unit.command, unit.ends);
             }
         }
         self.boots += 1;

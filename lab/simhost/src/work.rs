@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use jiff::{SignedDuration, Timestamp};
 use refit_agent::host::{CONTROL_PLANE, Command, Evidence, Job, Since, Undo};
 use refit_kinds::{
     refit::{HostStep, KubeletArgs, OsImageArgs, PlannedFile, Role},
@@ -24,6 +25,10 @@ const OS_BEFORE: &str = "/os/before";
 const OS_FIRST: &str = "first";
 /// The kubelet flags.
 const KUBELET_FLAGS: &str = "/var/lib/kubelet/kubeadm-flags.env";
+/// How long certificates of kubeadm are valid.
+const CERTIFICATES_LAST: SignedDuration = SignedDuration::from_hours(365 * 24);
+/// How long static pods are down when they are restarted.
+const STATIC_PODS_RESTART: SignedDuration = SignedDuration::from_secs(15);
 /// Stands for kubeadm's certificates: present once they are renewed.
 const CERTIFICATES: &str = "/etc/kubernetes/pki";
 const TIME_SERVERS: &str = "/etc/time-servers";
@@ -104,8 +109,8 @@ impl HostState {
                 })
             }
             Command::Step(HostStep::CertificatesRenew(_)) => {
-                Evidence::from_check(self.has(CERTIFICATES), || {
-                    "the certificates expire soon".to_owned()
+                Evidence::from_check(self.succeeded.contains(&title(job)), || {
+                    "the certificates are not renewed".to_owned()
                 })
             }
             Command::Step(HostStep::OsImageStage { os_image, .. }) => Evidence::from_check(
@@ -162,6 +167,19 @@ impl HostState {
                 let back = saved.is_none() || self.root.get(KUBELET_CONFIG) == saved.as_ref();
                 Evidence::from_check(back, || format!("{KUBELET_CONFIG} is not restored"))
             }
+        }
+    }
+
+    /// Renews the certificates if a command has kubeadm do so. Static pods that are restarted for that are back a little later.
+    pub(super) fn renew_certificates(&mut self, command: &Command, at: Timestamp) {
+        let Command::Step(step) = command else { return };
+        let renews = matches!(step, HostStep::CertificatesRenew(_));
+        if self.control_plane && (renews || matches!(step, HostStep::KubeadmUpgrade { .. })) {
+            self.certificates_end = Some(at + CERTIFICATES_LAST);
+        }
+        if renews {
+            let back = at + STATIC_PODS_RESTART;
+            self.static_pods_up_at = self.static_pods_up_at.max(Some(back));
         }
     }
 

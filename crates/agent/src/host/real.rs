@@ -263,6 +263,7 @@ impl Host for RealHost {
                 static_pods: self.static_pods(),
                 package_driver: packages::detect(&self.site),
                 certificates: certificates::not_renewed(&self.site),
+                certificates_end: certificates::earliest_end(&self.site),
                 unread: unread.into_list(),
             }
         })

@@ -374,8 +374,8 @@ impl Work<'_> {
     pub(super) fn end_serving(&mut self) -> Standing {
         let now = self.now;
         steps::advance(&mut self.status, STEP_NODE_READY, StepState::Done, now, "");
-        if let Some(returning) = self.serve_again(Phase::Uncordoning) {
-            return returning;
+        if let Some(next) = self.serve_again(Phase::Uncordoning).or_else(|| self.note_expiry()) {
+            return next;
         }
         let ran = steps::state_of(&self.status, STEP_UNCORDON) == StepState::Running;
         let (end, why) = if ran {

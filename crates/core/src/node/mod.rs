@@ -34,6 +34,7 @@ mod drain_policy;
 mod drain_report;
 mod drain_sort;
 mod end;
+mod expiry;
 mod gate;
 mod guard;
 mod health;

@@ -4,6 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use kube::ResourceExt as _;
 use refit_cluster_api::kinds::{Machine, MachineStatus, update_in_progress};
+use refit_kinds::canonical::CERTIFICATES_EXPIRY;
 use refit_runtime::ObjectKey;
 use serde_json::{Map, Value, json};
 
@@ -123,6 +124,14 @@ fn facts(machine: &Live<Machine>, parts: &Parts, node: &ObservedNode) -> Map<Str
     let addresses = parts.infrastructure.at("/status/addresses");
     if addresses.is_array() {
         facts.insert("addresses".to_owned(), addresses.clone());
+    }
+    let own = machine.annotations().get(CERTIFICATES_EXPIRY).map(String::as_str);
+    let of_config = || {
+        let config = parts.bootstrap.as_ref()?.object.as_ref()?;
+        config.annotations().get(CERTIFICATES_EXPIRY).map(String::as_str)
+    };
+    if let Some(expiry) = own.or_else(of_config) {
+        facts.insert("certificatesExpiryDate".to_owned(), json!(expiry));
     }
     if let ObservedNode::Node(node) = node {
         facts.insert("nodeRef".to_owned(), json!({"name": node.name_any()}));

@@ -162,6 +162,15 @@ pub(crate) fn not_renewed(site: &Site) -> BTreeMap<String, Time> {
     names.filter_map(|name| Some((shown(name), end(name)?))).collect()
 }
 
+/// When the first of the certificates expires that kubeadm renews on this host; `None` if there is none, or one cannot be
+/// read. It renews kubeconfigs together with them, and these contain keys, so they are not read.
+pub(crate) fn earliest_end(site: &Site) -> Option<Time> {
+    let certificates = Certificates::of(site);
+    let names = certificates.of_kubeadm().filter(|name| name.starts_with(PKI));
+    let ends = names.map(|name| certificates.end_of(name)).collect::<Result<Vec<_>, _>>().ok()?;
+    ends.into_iter().flatten().min().map(Time)
+}
+
 /// What kubeadm renews on this host.
 pub(super) fn credentials(site: &Site) -> Vec<Credential> {
     let certificates = Certificates::of(site);

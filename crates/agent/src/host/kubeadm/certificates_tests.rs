@@ -347,6 +347,21 @@ fn the_agent_reports_when_certificates_expire_that_kubeadm_does_not_renew() {
     assert_eq!(not_renewed(site).into_keys().collect::<Vec<_>>(), [authority]);
 }
 
+#[test]
+fn the_agent_reports_when_the_first_of_kubeadms_certificates_expires() {
+    let world = World::new(10, "RENEW");
+    let site = &world.site;
+    let ends = |days: i64| Some(Time(now() + SignedDuration::from_hours(days * 24)));
+    // Neither kubeconfigs count, nor what kubeadm does not renew here.
+    assert_eq!(earliest_end(site), ends(365));
+    fs::write(path(site, "pki/apiserver-kubelet-client.crt"), pem(200)).unwrap();
+    assert_eq!(earliest_end(site), ends(200));
+    fs::write(path(site, "pki/apiserver.crt"), "rubbish").unwrap();
+    assert_eq!(earliest_end(site), None);
+    fs::remove_file(path(site, "pki/ca.key")).unwrap();
+    assert_eq!(earliest_end(site), None, "of an authority elsewhere");
+}
+
 #[tokio::test]
 async fn certificates_in_another_directory_are_reported_with_their_paths_there() {
     let world = World::new(90, "RENEW");

@@ -74,6 +74,12 @@ impl<'a> Host<'a> {
         self.own_plan().and_then(reported).map(report::of)
     }
 
+    /// When the first of kubeadm's certificates on the host expires.
+    pub(super) fn certificates_end(&self) -> Option<Timestamp> {
+        let end = reported(self.own_plan()?)?.facts.certificates_end.as_ref()?;
+        Some(end.0)
+    }
+
     /// The role for kubeadm that the steps were planned for.
     pub(super) fn role(&self) -> Option<Role> {
         let role_of = |step: &PlannedStep| {

@@ -1,5 +1,8 @@
 //! Updates in which kubeadm renews the certificates of a control plane host.
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use kube::ResourceExt as _;
+use refit_kinds::canonical::CERTIFICATES_EXPIRY;
 use refit_kinds::refit::{
     Disruption, Gate, Goal, GoalCertificates, HostStep, NodeUpdateStatus, Phase, PlanSettings,
     Role, StepLimits, StepState, StepType, UpdatePart,
@@ -59,6 +62,41 @@ fn certificates_are_renewed_with_a_slot_and_without_a_drain() {
     assert!(at("claim") < at("gate Upgrade") && at("guard") < at("gate Upgrade"), "{:?}", one.log);
     assert!(one.annotations().is_empty(), "{:?}", one.annotations());
     assert_eq!(one.condition(), None, "certificates do not make a machine outdated");
+}
+
+#[test]
+fn a_later_expiry_is_noted_for_cluster_api_before_the_update_succeeds() {
+    const OLD: &str = "2026-01-01T00:00:00Z";
+    const NEW: &str = "2027-01-01T00:00:00Z";
+    let upgraded = |one: One| one;
+    let kinds: [(&str, fn(One) -> One); 2] = [("upgrade", upgraded), ("renewal", of_kubeadm)];
+    for (own, shown, ends, noted) in [
+        (None, None, Some(NEW), None),
+        (None, Some(OLD), Some(NEW), Some(NEW)),
+        (None, Some(NEW), Some(OLD), None),
+        (None, Some(OLD), None, None),
+        (Some(OLD), None, Some(NEW), Some(NEW)),
+        (Some(NEW), Some(OLD), Some(OLD), Some(NEW)),
+        (Some("soon"), Some(OLD), Some(NEW), Some("soon")),
+    ] {
+        for (kind, of) in kinds {
+            let mut one = of(One::control_plane());
+            let machine = one.machine.as_mut().unwrap();
+            if let Some(own) = own {
+                machine.annotations_mut().insert(CERTIFICATES_EXPIRY.into(), own.into());
+            }
+            machine.status.get_or_insert_default().certificates_expiry_date =
+                shown.map(str::to_owned);
+            let mut one = if kind == "upgrade" { one.disrupted() } else { verified(one) };
+            let report = one.plan.as_mut().unwrap().status.as_mut().unwrap();
+            report.facts.certificates_end = ends.map(|ends| Time(ends.parse().unwrap()));
+            one.settle_with_static_pods();
+            let case = format!("{kind}: {own:?} {shown:?} {ends:?}");
+            assert_eq!(one.phase(), Phase::Succeeded, "{case} {:?}", one.blocked_by());
+            let found = one.annotations().get(CERTIFICATES_EXPIRY).cloned();
+            assert_eq!(found.as_deref(), noted, "{case}");
+        }
+    }
 }
 
 #[test]
