@@ -1,7 +1,7 @@
 use std::collections::BTreeMap;
 
 use refit_kinds::{
-    refit::{HostStep, HostStepStatus, KubeadmArgs, PackageArgs, Role},
+    refit::{Disruption, HostStep, HostStepStatus, KubeadmArgs, PackageArgs, Role},
     version::KubernetesVersion,
 };
 
@@ -32,6 +32,7 @@ fn spec(gate: Gate) -> HostPlanSpec {
         abort: false,
         returned_claim: 0.into(),
         point_of_no_return: String::new(),
+        disruption: Disruption::Drain,
         steps: vec![
             step(Gate::Stage, HostStep::Preflight { version: None }),
             step(

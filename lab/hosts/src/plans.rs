@@ -60,12 +60,10 @@ impl Order<'_> {
     fn steps_with(&self, settings: &PlanSettings) -> (Vec<PlannedStep>, &'static str) {
         let version = self.goal.parse().expect("the tests use valid versions");
         let work = HostWork {
-            role: self.role,
-            version: &version,
             reboot: self.reboot,
-            settings,
             os_image: None,
             facts: Some(&HostFacts::default()),
+            ..HostWork::upgrade(self.role, &version, settings)
         };
         (work.steps(), work.point_of_no_return())
     }

@@ -10,7 +10,7 @@
 //! | 2 | one control plane member at a time, while the others are healthy |
 //! | 3 | no machine is replaced unless policy, surge, a user or remediation asks for it |
 //! | 4 | one unfinished NodeUpdate per Machine; none starts twice, reopens, or goes below the version at which it began unasked; its updaters work one after the other |
-//! | 7 | a cordon, taint or label of an admin survives; an update that only issues certificates drains no node |
+//! | 7 | a cordon, taint or label of an admin survives; an update disturbs its machine as its parts and its plan say, and no step of the plan needs more |
 //! | 8 | no gate lets an aborted update change the host |
 //! | 9 | no available machine gets a slot outside of the maintenance windows of its group, or while an alert has closed a gate of it |
 //! | 10 | a plan requests a Cluster once, and only when its spec lets it: wave by wave, so many at once, until too many have failed; it replaces only an upgrade that has ended |
@@ -24,14 +24,14 @@
 //! Invariant 5, that whatever waits has a reason, needs the world around the objects: the fault
 //! simulation checks it.
 //!
-//! A machine is *disturbed* from the moment its HostPlan's gate is `Upgrade` or wider, or its Node
+//! A machine is *disturbed* from the moment its HostPlan's gate is `Upgrade` or wider, unless the plan's disruption is `None`, or its Node
 //! has Refit's cordon, until its NodeUpdate has ended and its Node is Ready and schedulable. The gate
 //! of a provider's object disturbs it, too, until the provider has also ended. It is
 //! *available* if its Node is Ready and has no cordon of Refit, and it is neither disturbed nor
 //! being deleted. Cluster API's condition `Available` is ignored: it becomes False as soon as a
 //! machine is selected.
 
-mod certificates;
+mod disruption;
 mod fleet;
 mod objects;
 mod observe;
@@ -66,8 +66,9 @@ pub enum Invariant {
     UpdateRequested,
     /// No cordon of Refit is left; a cordon, taint or label of an admin survives.
     Cordons,
-    /// An update that only issues certificates neither cordons its node nor evicts pods, and does nothing else on the host.
-    PodsStay,
+    /// An update disturbs its machine as its parts and its plan say: without a drain it neither cordons the node nor evicts
+    /// pods, and no step of the plan needs more. One that only issues certificates does nothing else on the host.
+    Disruption,
     /// No gate lets an aborted update change the host.
     AbortStops,
     /// Nothing of Refit is left on a Machine that is whole.
@@ -89,7 +90,7 @@ impl Invariant {
             Self::NoReplacement => 3,
             Self::OneUpdate | Self::OneUpdater => 4,
             Self::NoneForgotten | Self::UpdateRequested => 6,
-            Self::Cordons | Self::PodsStay => 7,
+            Self::Cordons | Self::Disruption => 7,
             Self::AbortStops | Self::NothingLeft => 8,
             Self::InWindow | Self::GateOpen => 9,
             Self::WavesKept => 10,

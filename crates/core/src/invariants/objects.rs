@@ -8,7 +8,7 @@ use refit_kinds::{
     canonical::K8SD,
     json::{annotation, condition, controller, label, name, text, time},
     keys,
-    refit::{Gate, Phase},
+    refit::{Disruption, Gate, Phase},
     version::StatedVersion,
 };
 use serde_json::Value;
@@ -142,8 +142,10 @@ pub(super) struct Update {
     /// When the refresh of the node's snap began that may run now.
     pub(super) refreshes_since: Option<String>,
     pub(super) origin: String,
+    /// How it disturbs its machine, by its parts.
+    pub(super) disruption: Disruption,
     /// Whether it only issues certificates, and none of its parts drains the node.
-    pub(super) keeps_pods: bool,
+    pub(super) only_certificates: bool,
     pub(super) rank: (bool, bool, Option<u32>, String, String),
 }
 
@@ -155,8 +157,7 @@ impl Update {
         let blocked = value.pointer("/status/blockedBy").and_then(Value::as_array);
         let parts = value.pointer("/status/parts").and_then(Value::as_array);
         let certificates = value.pointer("/spec/goal/certificates").is_some();
-        let planned = value.pointer("/spec/parts").and_then(Value::as_array);
-        let drains = |part: &Value| matches!(text(part, "/disruption"), "Drain" | "Reboot");
+        let disruption = disruption_of(value, certificates);
         let snap = parts.into_iter().flatten().find(|part| text(part, "/updater") == K8SD);
         Self {
             uid: text(value, "/metadata/uid").to_owned(),
@@ -172,7 +173,8 @@ impl Update {
                 .filter(|snap| !phase.is_final() && text(snap, "/state") == "Running")
                 .map(|snap| text(snap, "/refresh/beganAt").to_owned()),
             origin: text(value, "/spec/origin").to_owned(),
-            keeps_pods: certificates && !planned.into_iter().flatten().any(drains),
+            disruption,
+            only_certificates: certificates && !disruption.drains(),
             rank: (
                 !phase.is_final(),
                 !phase.is_final() || !certificates,
@@ -182,6 +184,20 @@ impl Update {
             ),
         }
     }
+}
+
+/// How the parts of a NodeUpdate disturb its machine: what an absent field means is in the kinds.
+fn disruption_of(update: &Value, certificates: bool) -> Disruption {
+    let Some(parts) = update.pointer("/spec/parts").and_then(Value::as_array) else {
+        return if certificates { Disruption::Restart } else { Disruption::Drain };
+    };
+    let of_part = |part: &Value| {
+        let stated: Disruption = parsed(part, "/disruption");
+        // A provider works on a drained machine.
+        if part.get("template").is_some() { stated.max(Disruption::Drain) } else { stated }
+    };
+    let made = parts.iter().filter(|part| text(part, "/action") != "Leave");
+    made.map(of_part).max().unwrap_or(Disruption::None)
 }
 
 #[derive(Clone, Debug, Default)]
@@ -223,6 +239,8 @@ pub(super) struct Plan {
     pub(super) gate: Gate,
     pub(super) passed: Gate,
     pub(super) ended: bool,
+    /// How its update disturbs the machine.
+    pub(super) disruption: Disruption,
     /// Ids of its steps.
     pub(super) steps: Vec<String>,
 }
@@ -238,6 +256,7 @@ impl Plan {
             gate: parsed(value, "/spec/gate"),
             passed: if is_reported { passed } else { Gate::Closed },
             ended: is_reported && matches!(state, "Succeeded" | "Failed" | "Stopped"),
+            disruption: parsed(value, "/spec/disruption"),
             steps: steps.into_iter().flatten().map(|step| text(step, "/id").to_owned()).collect(),
             plan_id,
         }

@@ -352,8 +352,11 @@ impl World {
             found.push(violation(Invariant::AbortStops, "HostPlan", &key.1, message));
         }
         if raised && actor == CONTROLLER {
-            found.extend(self.more_than_certificates(&key, &after));
-            found.extend(self.disturbs(&key, &format!("its gate is raised to {:?}", after.gate)));
+            found.extend(self.disturbs_otherwise(&key, &after));
+            if after.disruption.takes_slot() {
+                let how = format!("its gate is raised to {:?}", after.gate);
+                found.extend(self.disturbs(&key, &how));
+            }
         }
         self.plans.insert(key, after);
         found

@@ -158,7 +158,8 @@ impl World {
         if node.cordoned_by_us() || self.has_provider_at_work(machine, node) || refreshes() {
             return true;
         }
-        let Some(plan) = self.plans.get(&key).filter(|plan| plan.gate >= Gate::Upgrade) else {
+        let disturbs = |plan: &&Plan| plan.gate >= Gate::Upgrade && plan.disruption.takes_slot();
+        let Some(plan) = self.plans.get(&key).filter(disturbs) else {
             return false;
         };
         let update = self.updates.values().find(|update| update.uid == plan.plan_id);

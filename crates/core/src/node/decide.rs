@@ -6,11 +6,12 @@ use refit_kinds::refit::{Gate, NodeName, NodeUpdateStatus, Phase, StepState, Unt
 
 use super::{
     drain::DRAIN_LINE,
-    end, guard, health,
+    end,
+    gate::nothing_to_do,
+    guard, health,
     objects::short,
     order::newest,
     preflight::{no_node, workload_refusal},
-    renewal::PODS_STAY,
     seen::{Seen, Workload},
     snapshot::{Decision, ManagementWrite, Providers, Snapshot, WorkloadWrite, Write},
     status::{Standing, conclude, reached},
@@ -33,7 +34,8 @@ use crate::report::{Hold, Refusal};
 /// gate Disrupt          -> ended? verify, uncordon, Succeeded
 /// ```
 ///
-/// Nothing is cordoned or evicted where kubeadm only renews certificates.
+/// Nothing is cordoned or evicted in an update that does not drain its node, and one that does not disturb its machine takes
+/// neither slot nor guard.
 pub fn decide(s: &Snapshot, now: Timestamp) -> Decision {
     let now = Timestamp::from_second(now.as_second()).unwrap_or(now);
     let mut status = s.update.status.clone().unwrap_or_default();
@@ -185,7 +187,7 @@ impl Work<'_> {
             let done = Standing::new(Phase::Succeeded, back);
             return self.serve_again(Phase::Uncordoning).unwrap_or(done);
         }
-        if self.control_plane() {
+        if self.control_plane() && self.disruption().takes_slot() {
             if let Some(refusal) = self.disturb_refusal() {
                 return self.wait(Phase::Waiting, refusal);
             }
@@ -212,10 +214,7 @@ impl Work<'_> {
         }
         let first = self.workers.first_order(self.s, &self.status.node_name, role, &self.status);
         let Some((planned, order)) = first else {
-            return Standing::failed(
-                "NoVersion",
-                "the goal has no Kubernetes version to which the host could be brought",
-            );
+            return nothing_to_do();
         };
         let all: Vec<_> = planned.into_iter().chain(self.part_steps()).collect();
         steps::mirror(&mut self.status, &all);
@@ -264,7 +263,8 @@ impl Work<'_> {
             return self.host_at_work(Phase::Staging);
         }
         let held = self.until_refusal(Gate::Upgrade);
-        if let (Some(refusal), true) = (&held, self.control_plane()) {
+        let takes_slot = self.disruption().takes_slot();
+        if let (Some(refusal), true) = (&held, self.control_plane() && takes_slot) {
             return self.held_with_slot(refusal.clone());
         }
         // The view may have lacked it at the start.
@@ -278,6 +278,9 @@ impl Work<'_> {
         let begun = self.status.phase != Phase::Pending;
         let phase = if begun { self.status.phase } else { Phase::Waiting };
         let ready = |write| Standing::new(phase, "the host is ready").write(write);
+        if !takes_slot {
+            return ready(self.workers.order(open(Gate::Upgrade)));
+        }
         match self.claim() {
             Err(refusal) => return self.wait(Phase::Waiting, refusal),
             Ok(Some(claim)) => return ready(Some(claim)),
@@ -311,17 +314,18 @@ impl Work<'_> {
         if self.passed() < Gate::Upgrade {
             return self.next_at_work(Phase::Upgrading, Gate::Upgrade);
         }
-        let renews = self.s.update.spec.renews_on_host();
-        let phase = if renews { Phase::Upgrading } else { Phase::Draining };
+        let disruption = self.disruption();
+        let phase = if disruption.drains() { Phase::Draining } else { Phase::Upgrading };
         // Before each step of the drain, too: it would prepare an outage that must not happen.
         if self.control_plane()
+            && disruption.takes_slot()
             && let Err(refusal) = health::control_plane_health(self.seen, &self.status.node_name)
         {
             return Standing::blocked(phase, refusal).again_after(10);
         }
-        let line = if renews {
-            self.skip_drain(PODS_STAY);
-            "the certificates are renewed"
+        let line = if !disruption.drains() {
+            self.note_drain();
+            "pods stay"
         } else if let Some(waiting) = self.drain() {
             return waiting;
         } else {
@@ -333,8 +337,8 @@ impl Work<'_> {
     /// The host may run every step; then the node must be Ready again.
     fn disrupted(&mut self, machine: &Machine) -> Standing {
         let now = self.now;
-        let renews = self.s.update.spec.renews_on_host();
-        self.note_drain(renews);
+        let disruption = self.disruption();
+        self.note_drain();
         if let Some(write) = self.keep_claims(machine) {
             return self.host_at_work(Phase::Disrupting).write(Some(write));
         }
@@ -346,24 +350,28 @@ impl Work<'_> {
             return working;
         }
         steps::advance(&mut self.status, STEP_NODE_READY, StepState::Running, now, "");
-        let goal = self.s.update.spec.goal.kubernetes_version.as_ref();
+        let spec = &self.s.update.spec;
+        // Only what brings a machine to a version makes that true.
+        let goal = spec.goal.kubernetes_version.as_ref().filter(|_| spec.ends_at_version());
         let node_name = self.status.node_name.clone();
         let workers = Some(&self.workers);
         let verified = verify(self.seen, &node_name, goal, self.control_plane(), workers, now);
         let by_provider = !self.workers.providers.is_empty();
         let not_rebooted = || by_provider.then(|| self.not_rebooted()).flatten();
-        let unready = || renews.then(|| not_serving(self.seen, &node_name)).flatten();
+        let is_disturbed_member = self.control_plane() && disruption.takes_slot();
+        let of_no_version = is_disturbed_member && goal.is_none();
+        let unready = || of_no_version.then(|| not_serving(self.seen, &node_name)).flatten();
         if let Some(refusal) = verified.err().or_else(not_rebooted).or_else(unready) {
             let lost = (!self.workers.has_agent()).then(|| self.node_lost(&refusal)).flatten();
             return lost
                 .unwrap_or_else(|| Standing::blocked(Phase::Verifying, refusal).again_after(10));
         }
         let since = steps::started(&self.status, STEP_NODE_READY);
-        if self.control_plane()
+        if is_disturbed_member
             && steps::state_of(&self.status, STEP_NODE_READY) == StepState::Running
             && let Some(seconds) = since.and_then(|since| seconds_to_settle(since, now))
         {
-            let after = if renews { "their restart" } else { "its kubelet's restart" };
+            let after = if disruption.drains() { "its kubelet's restart" } else { "their restart" };
             let refusal = static_pods_unsettled(node_name, after);
             return Standing::blocked(Phase::Verifying, refusal).again_after(seconds);
         }
@@ -436,15 +444,6 @@ impl Work<'_> {
             Some(refusal) => Standing::blocked(phase, refusal),
             None => Standing::new(phase, self.host_line()),
         }
-    }
-
-    /// A disturbed machine holds a slot and carries the guard, even if something else removed them.
-    pub(super) fn keep_claims(&self, machine: &Machine) -> Option<Write> {
-        if let Some(claim) = self.reclaim() {
-            return Some(claim);
-        }
-        let missing = guard::set(machine, self.s.unguarded);
-        (!missing.is_empty()).then_some(Write::Management(ManagementWrite::Guard(missing)))
     }
 
     /// The refusal to go on to a gate that `spec.until` excludes.

@@ -5,7 +5,7 @@ use jiff::Timestamp;
 use refit_cluster_api::kinds::update_in_progress;
 use refit_kinds::{
     conditions,
-    refit::{Disruption, NodeUpdate, NodeUpdateStatus, Phase},
+    refit::{NodeUpdate, NodeUpdateStatus, Phase},
     version::Hop,
 };
 
@@ -148,12 +148,21 @@ fn disturbs(s: &Snapshot, write: &Write) -> bool {
             let begun =
                 s.update.status.as_ref().is_some_and(|status| status.part(name).state.has_begun());
             let mut parts = s.update.spec.updater_parts();
-            !begun && parts.any(|part| part.updater == *name && part.disruption > Disruption::None)
+            !begun && parts.any(|part| part.updater == *name && part.disruption.takes_slot())
         }
         Write::Workload(Cordon | Exclude | Evict(_)) => {
             s.machine.as_deref().is_some_and(is_control_plane)
         }
     }
+}
+
+/// The failure of an update that would succeed without having done anything on its host.
+pub(super) fn nothing_to_do() -> Standing {
+    Standing::failed(
+        "NothingToDo",
+        "the goal asks for nothing on this host: it has neither a Kubernetes version for kubeadm, nor an OS image, nor \
+         certificates",
+    )
 }
 
 /// Whether the update waits, after kubeadm's upgrade, until an operator lets it go on.
@@ -179,6 +188,9 @@ impl Work<'_> {
         if let Some(failed) = self.unissuable_certificates().or_else(|| self.unreachable_channel())
         {
             return Some(failed);
+        }
+        if self.workers.has_agent() && !self.workers.host.has_work() {
+            return Some(nothing_to_do());
         }
         let goal = self.s.update.spec.goal.kubernetes_version.as_ref()?;
         // Without a kubelet version the goal cannot be checked.
@@ -340,9 +352,13 @@ impl Work<'_> {
         silent.or_else(|| self.provider_refusal())
     }
 
-    /// What prevents the machine from being disturbed, apart from slots.
+    /// What prevents the machine from being disturbed, or only changed, apart from slots.
     pub(super) fn disturb_refusal(&self) -> Option<Refusal> {
         let preflight = self.preflight()?;
+        if !self.disruption().takes_slot() {
+            // It takes nothing from others, so they may be down.
+            return self.would_be_replaced().or_else(|| preflight.refusal_to_touch());
+        }
         let counts_others = self.holds_slot() && !self.is_down_already();
         // A claim checks the rest in its turn.
         let rest = || counts_others.then(|| preflight.refusal_at(Point::Claim)).flatten();
@@ -393,11 +409,7 @@ impl Work<'_> {
 
     /// How the update drains the node; `None` if pods stay.
     fn will_drain(&self) -> Option<&DrainPolicy> {
-        let spec = &self.s.update.spec;
-        let most = spec.updater_parts().map(|part| part.disruption).max();
-        let of_workers = spec.has_workers() && !spec.renews_on_host();
-        let drains = of_workers || most >= Some(Disruption::Drain);
-        drains.then_some(&self.s.drain.policy)
+        self.disruption().drains().then_some(&self.s.drain.policy)
     }
 
     /// Whether the update was held, with its slot, while the machine was up: a node that is down since

@@ -28,6 +28,7 @@ mod availability;
 mod budgets;
 mod claim;
 mod decide;
+mod disruption;
 mod drain;
 mod drain_ladder;
 mod drain_policy;

@@ -23,7 +23,7 @@ use super::{
     k8sd::may_restart,
     snapshot::Write,
     status::Standing,
-    steps::{self, STEP_CORDON, STEP_DRAIN, STEP_NODE_READY},
+    steps::{self, STEP_CORDON, STEP_NODE_READY},
     verify::verify,
     work::Work,
     work_order::WorkStep,
@@ -362,10 +362,11 @@ impl Work<'_> {
 
     /// Prepares the machine for the Updaters that disturb it, and lets them work.
     fn disturb(&mut self, machine: &Machine, drains: bool) -> Option<Standing> {
-        let disturbing =
-            || self.s.update.spec.updater_parts().filter(|part| gate_of(part) == Gate::Disrupt);
-        let most = disturbing().map(|part| part.disruption).max()?;
-        let begun = disturbing().any(|part| self.status.part(&part.updater).state.has_begun());
+        let disruption = self.disruption();
+        if !disruption.takes_slot() {
+            return None;
+        }
+        let begun = self.has_disturbing_begun();
         if begun || drains {
             if let Some(write) = self.keep_claims(machine) {
                 let phase = self.status.phase;
@@ -375,7 +376,7 @@ impl Work<'_> {
             return Some(waiting);
         }
         if begun {
-            self.end_drain();
+            self.note_drain();
         } else {
             if self.control_plane()
                 && let Err(refusal) =
@@ -383,12 +384,12 @@ impl Work<'_> {
             {
                 return Some(Standing::blocked(Phase::Draining, refusal).again_after(10));
             }
-            if most >= Disruption::Drain {
+            if disruption.drains() {
                 if let Some(waiting) = self.drain() {
                     return Some(waiting);
                 }
             } else {
-                self.skip_drain("pods stay while the machine is updated");
+                self.note_drain();
             }
         }
         self.updaters(Gate::Disrupt)
@@ -411,24 +412,8 @@ impl Work<'_> {
         })
     }
 
-    /// Notes that the node is drained, or was disturbed without.
-    pub(super) fn end_drain(&mut self) {
-        for step in [STEP_CORDON, STEP_DRAIN] {
-            steps::advance(&mut self.status, step, StepState::Done, self.now, "");
-        }
-    }
-
-    /// Notes that the node is not drained.
-    pub(super) fn skip_drain(&mut self, why: &str) {
-        for step in [STEP_CORDON, STEP_DRAIN] {
-            steps::advance(&mut self.status, step, StepState::Skipped, self.now, why);
-        }
-    }
-
     fn finish_without_host(&mut self) -> Standing {
-        let disturbed =
-            self.s.update.spec.updater_parts().any(|part| gate_of(part) == Gate::Disrupt);
-        if disturbed {
+        if self.disruption().takes_slot() {
             let node = self.status.node_name.clone();
             let now = self.now;
             steps::advance(&mut self.status, STEP_NODE_READY, StepState::Running, now, "");
@@ -447,7 +432,7 @@ impl Work<'_> {
                     Standing::blocked(Phase::Verifying, refusal).again_after(10)
                 });
             }
-            self.end_drain();
+            self.note_drain();
         } else {
             self.skip_drain("nothing is disturbed");
         }

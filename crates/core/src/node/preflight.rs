@@ -168,6 +168,11 @@ impl<'a> Preflight<'a> {
         self.first(|check| check.at() <= until)
     }
 
+    /// The same for an update that does not disturb the machine: of the later checks, its own Node must be Ready.
+    pub(super) fn refusal_to_touch(&self) -> Option<Refusal> {
+        self.first(|check| check.at() == Point::Prepare || check == Check::NodeReady)
+    }
+
     /// The same for the checks of one point only.
     pub(super) fn refusal_at(&self, point: Point) -> Option<Refusal> {
         self.first(|check| check.at() == point)

@@ -1,4 +1,4 @@
-//! Updates that only issue certificates: who can, and what kubeadm does for that on a host.
+//! Updates that only issue certificates: who can.
 //!
 //! | part of | lifetime | days | machine | outcome |
 //! |---|---|---|---|---|
@@ -10,44 +10,11 @@
 //! | kubeadm | given | any | any | `LifetimeNotSupported` |
 //! | both, another one too, or none of them | any | any | any | `CertificatesNotSupported` |
 
-use refit_kinds::refit::{
-    GoalCertificates, HostStep, PlanSettings, PlannedStep, StepType, UpdatePart,
-};
+use refit_kinds::refit::UpdatePart;
 
-use super::{host::limited, status::Standing, work::Work};
-
-/// Why the steps of a drain are skipped.
-pub(super) const PODS_STAY: &str = "pods stay while certificates are renewed";
-
-/// The steps of a control plane host whose certificates kubeadm renews. It restarts the static pods that read them, one after
-/// the other, and neither the kubelet nor other pods.
-pub(super) fn renewal_steps(
-    certificates: GoalCertificates,
-    settings: &PlanSettings,
-) -> Vec<PlannedStep> {
-    let steps = [
-        HostStep::Preflight { version: None },
-        HostStep::CertificatesRenew(certificates.renewal()),
-        HostStep::Verify { version: None },
-    ];
-    steps.map(|step| limited(step, settings)).into()
-}
-
-/// Id of the first of these steps that cannot be rolled back: kubeadm replaces the certificates.
-pub(super) fn renewal_point_of_no_return() -> &'static str {
-    StepType::CertificatesRenew.id()
-}
+use super::{status::Standing, work::Work};
 
 impl Work<'_> {
-    /// Notes what became of the drain before the host ran the steps that need it.
-    pub(super) fn note_drain(&mut self, pods_stay: bool) {
-        if pods_stay {
-            self.skip_drain(PODS_STAY);
-        } else {
-            self.end_drain();
-        }
-    }
-
     /// The failure of an update whose certificates none of its updaters can issue as the goal says.
     pub(super) fn unissuable_certificates(&self) -> Option<Standing> {
         let spec = &self.s.update.spec;

@@ -7,7 +7,7 @@ use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize};
 
-use super::{ClaimId, PackageDriver, PlanId, PlannedStep, StepState, StepType};
+use super::{ClaimId, Disruption, PackageDriver, PlanId, PlannedStep, StepState, StepType};
 use crate::version::{self, KubernetesVersion};
 
 /// How often an agent reports when nothing changes, in seconds.
@@ -71,6 +71,10 @@ pub struct HostPlanSpec {
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 63))]
     pub point_of_no_return: String,
+    /// How the update of the plan disturbs the machine: whether it takes a slot, whether pods leave first, and whether the
+    /// host reboots. Absent: `Drain`, as in plans older than this field. The agent does not read it.
+    #[serde(default, skip_serializing_if = "Disruption::is_drain")]
+    pub disruption: Disruption,
     /// The steps, in order.
     #[serde(default)]
     #[schemars(length(max = 64))]
@@ -305,6 +309,21 @@ mod tests {
         let inside =
             fields.chain(rest).flat_map(|(name, part)| unbounded(&format!("{path}.{name}"), part));
         is_free.then(|| path.to_owned()).into_iter().chain(inside).collect()
+    }
+
+    #[test]
+    fn a_plan_without_a_disruption_drains_and_is_written_as_before() {
+        let old = serde_json::json!({"nodeUpdate": "m-0-1", "planId": "u", "gate": "Stage"});
+        let plan: HostPlanSpec = serde_json::from_value(old).unwrap();
+        assert_eq!(plan.disruption, Disruption::Drain);
+        let written = serde_json::to_value(&plan).unwrap();
+        assert_eq!(written.get("disruption"), None, "an older agent may verify its signature");
+        for disruption in [Disruption::None, Disruption::Restart, Disruption::Reboot] {
+            let plan = HostPlanSpec { disruption, ..plan.clone() };
+            let written = serde_json::to_value(&plan).unwrap();
+            assert_eq!(written["disruption"], serde_json::json!(disruption));
+            assert_eq!(serde_json::from_value::<HostPlanSpec>(written).unwrap(), plan);
+        }
     }
 
     #[test]

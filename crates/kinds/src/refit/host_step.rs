@@ -12,8 +12,8 @@ use serde_json::{Map, Value};
 use strum::{EnumDiscriminants, IntoStaticStr, VariantArray};
 
 use super::{
-    BundleRef, CertificateArgs, FileArgs, Gate, ImageArgs, KubeadmArgs, KubeletArgs, NtpArgs,
-    OsImageArgs, PackageArgs, Role,
+    BundleRef, CertificateArgs, Disruption, FileArgs, Gate, ImageArgs, KubeadmArgs, KubeletArgs,
+    NtpArgs, OsImageArgs, PackageArgs, Role,
 };
 use crate::version::KubernetesVersion;
 
@@ -222,6 +222,8 @@ pub struct StepRules {
     pub gate: Gate,
     /// Whether pods on the node may notice.
     pub disruptive: bool,
+    /// How much an update that has the step disturbs its machine at least.
+    pub least_disruption: Disruption,
     /// How the step is rolled back; `None` if it changes nothing that runs or will run, or if it
     /// cannot be rolled back.
     pub undo: Option<StepUndo>,
@@ -282,8 +284,13 @@ impl StepType {
     /// kubeadm waits 5 minutes for each of four static pods, and etcd's is the slow one; a download
     /// over a slow connection takes as long. The health checks of a new OS image run in its commit,
     /// and have no timeout of their own.
+    ///
+    /// What is written takes effect only with a restart, which is a step of its own. kubeadm replaces static pods, a container
+    /// runtime and a kubelet of another version may stop pods (`docs/facts/hosts.md#order-of-steps`), and any boot after
+    /// `os-image-finalize` is one into the new image.
     #[expect(clippy::match_same_arms, reason = "every step has a row")]
     pub const fn rules(self) -> StepRules {
+        use Disruption::{Drain, None as Still, Reboot, Restart};
         use Gate::{Disrupt, Stage, Upgrade};
         use StepEvidence::{Both, Host, Mark};
         use StepUndo as Undo;
@@ -302,32 +309,33 @@ impl StepType {
         const KUBECTL: &[&str] = &["kubectl"];
         // Each row of the table stays on one line.
         #[rustfmt::skip]
-        let (gate, disruptive, undo, timeout_seconds, download, idempotent, evidence, installs) = match self {
-            Self::Preflight => (Stage, false, None, QUICK, WORK, AGAIN, Mark, NONE),
-            Self::Stage => (Stage, false, Some(Undo::Files), LONG, FETCH, AGAIN, Mark, NONE),
-            Self::ImagePreload => (Stage, false, None, LONG, FETCH, AGAIN, Mark, NONE),
-            Self::OsImageStage => (Stage, false, None, LONG, FETCH, AGAIN, Host, NONE),
-            Self::Snapshot => (Stage, false, None, SAVE, WORK, AGAIN, Mark, NONE),
-            Self::KubeadmInstall => (Upgrade, false, Some(Undo::Packages), INSTALL, WORK, AGAIN, Both, KUBEADM),
-            Self::KubeadmUpgrade => (Upgrade, false, Some(Undo::Configuration), LONG, WORK, ONCE, Both, NONE),
+        let (gate, disruptive, least_disruption, undo, timeout_seconds, download, idempotent, evidence, installs) = match self {
+            Self::Preflight => (Stage, false, Still, None, QUICK, WORK, AGAIN, Mark, NONE),
+            Self::Stage => (Stage, false, Still, Some(Undo::Files), LONG, FETCH, AGAIN, Mark, NONE),
+            Self::ImagePreload => (Stage, false, Still, None, LONG, FETCH, AGAIN, Mark, NONE),
+            Self::OsImageStage => (Stage, false, Still, None, LONG, FETCH, AGAIN, Host, NONE),
+            Self::Snapshot => (Stage, false, Still, None, SAVE, WORK, AGAIN, Mark, NONE),
+            Self::KubeadmInstall => (Upgrade, false, Still, Some(Undo::Packages), INSTALL, WORK, AGAIN, Both, KUBEADM),
+            Self::KubeadmUpgrade => (Upgrade, false, Restart, Some(Undo::Configuration), LONG, WORK, ONCE, Both, NONE),
             // Each of the four static pods may take long to come back.
-            Self::CertificatesRenew => (Upgrade, false, None, INSTALL, WORK, AGAIN, Mark, NONE),
-            Self::Files => (Disrupt, true, Some(Undo::Files), QUICK, WORK, AGAIN, Both, NONE),
-            Self::Ntp => (Disrupt, false, Some(Undo::Files), QUICK, WORK, AGAIN, Both, NONE),
-            Self::ContainerRuntimeInstall => (Disrupt, true, Some(Undo::Packages), INSTALL, WORK, AGAIN, Both, NONE),
-            Self::OsImageFinalize => (Disrupt, false, Some(Undo::OsImage), SAVE, WORK, AGAIN, Host, NONE),
-            Self::KubeletFlags => (Disrupt, false, Some(Undo::Files), QUICK, WORK, AGAIN, Both, NONE),
-            Self::KubeletInstall => (Disrupt, true, Some(Undo::Packages), INSTALL, WORK, AGAIN, Both, KUBELET),
-            Self::KubectlInstall => (Disrupt, false, Some(Undo::Packages), INSTALL, WORK, AGAIN, Both, KUBECTL),
-            Self::KubeletRestart => (Disrupt, true, Some(Undo::KubeletRestart), QUICK, WORK, ONCE, Mark, NONE),
-            Self::Reboot => (Disrupt, true, None, REBOOT_SECONDS, WORK, ONCE, Host, NONE),
-            Self::OsImageCommit => (Disrupt, false, None, INSTALL, WORK, AGAIN, Host, NONE),
+            Self::CertificatesRenew => (Upgrade, false, Restart, None, INSTALL, WORK, AGAIN, Mark, NONE),
+            Self::Files => (Disrupt, true, Still, Some(Undo::Files), QUICK, WORK, AGAIN, Both, NONE),
+            Self::Ntp => (Disrupt, false, Still, Some(Undo::Files), QUICK, WORK, AGAIN, Both, NONE),
+            Self::ContainerRuntimeInstall => (Disrupt, true, Drain, Some(Undo::Packages), INSTALL, WORK, AGAIN, Both, NONE),
+            Self::OsImageFinalize => (Disrupt, false, Reboot, Some(Undo::OsImage), SAVE, WORK, AGAIN, Host, NONE),
+            Self::KubeletFlags => (Disrupt, false, Still, Some(Undo::Files), QUICK, WORK, AGAIN, Both, NONE),
+            Self::KubeletInstall => (Disrupt, true, Drain, Some(Undo::Packages), INSTALL, WORK, AGAIN, Both, KUBELET),
+            Self::KubectlInstall => (Disrupt, false, Still, Some(Undo::Packages), INSTALL, WORK, AGAIN, Both, KUBECTL),
+            Self::KubeletRestart => (Disrupt, true, Restart, Some(Undo::KubeletRestart), QUICK, WORK, ONCE, Mark, NONE),
+            Self::Reboot => (Disrupt, true, Reboot, None, REBOOT_SECONDS, WORK, ONCE, Host, NONE),
+            Self::OsImageCommit => (Disrupt, false, Still, None, INSTALL, WORK, AGAIN, Host, NONE),
             // A kubelet may take minutes after a boot.
-            Self::Verify => (Disrupt, false, None, SETTLE, WORK, AGAIN, Host, NONE),
+            Self::Verify => (Disrupt, false, Still, None, SETTLE, WORK, AGAIN, Host, NONE),
         };
         StepRules {
             gate,
             disruptive,
+            least_disruption,
             undo,
             timeout_seconds,
             attempts: if download { DOWNLOAD_ATTEMPTS } else { USUAL_ATTEMPTS },
@@ -356,6 +364,11 @@ impl HostStep {
         let all = u32::try_from(each).unwrap_or_default().saturating_mul(STATIC_PODS);
         let seconds = all.saturating_add(UPGRADE_SECONDS);
         StepRules { timeout_seconds: rules.timeout_seconds.max(seconds), ..rules }
+    }
+
+    /// How much an update that has this step disturbs its machine at least: its plan must allow that.
+    pub fn least_disruption(&self) -> Disruption {
+        StepType::from(self).rules().least_disruption
     }
 
     /// The required argument that is missing.
@@ -425,56 +438,4 @@ impl HostStep {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::collections::BTreeSet;
-
-    use schemars::SchemaGenerator;
-    use serde_json::json;
-
-    use super::*;
-
-    #[test]
-    fn the_schema_wants_exactly_one_object() {
-        let schema = HostStep::json_schema(&mut SchemaGenerator::default());
-        let members = schema.get("properties").and_then(Value::as_object).unwrap();
-        let names: BTreeSet<_> = StepType::VARIANTS.iter().map(|type_| type_.member()).collect();
-        assert_eq!(members.keys().cloned().collect::<BTreeSet<_>>(), names);
-        assert!(members.values().all(|member| member["description"].is_string()));
-        assert_eq!(schema.get("minProperties"), Some(&json!(1)));
-        assert_eq!(schema.get("maxProperties"), Some(&json!(1)));
-        assert!(schema.get("oneOf").is_none());
-    }
-
-    #[test]
-    fn the_table_agrees_with_itself() {
-        for type_ in StepType::VARIANTS {
-            let rules = type_.rules();
-            assert!(rules.gate > Gate::Closed, "{type_:?}");
-            assert!(rules.disruptive <= (rules.gate == Gate::Disrupt), "{type_:?}");
-            assert!(rules.attempts > 0 && rules.timeout_seconds >= 300, "{type_:?}");
-            assert_eq!(type_.id().replace('-', ""), type_.member().to_lowercase());
-        }
-    }
-
-    #[test]
-    fn the_timeout_of_kubeadm_grows_with_its_wait_for_static_pods() {
-        for (role, manifest_timeout_seconds, seconds) in [
-            (Role::Worker, Some(3600), 3600),
-            (Role::FirstControlPlane, None, 4 * 900 + 1800),
-            (Role::ControlPlane, None, 4 * 900 + 1800),
-            (Role::ControlPlane, Some(30), 3600),
-            (Role::FirstControlPlane, Some(3600), 4 * 3600 + 1800),
-            (Role::FirstControlPlane, Some(-1), 3600),
-            (Role::FirstControlPlane, Some(i32::MAX), u32::MAX),
-        ] {
-            let kubeadm = KubeadmArgs { manifest_timeout_seconds, ..KubeadmArgs::default() };
-            let version = "v1.35.0".parse().unwrap();
-            let step = HostStep::KubeadmUpgrade { role, version, kubeadm };
-            assert_eq!(
-                step.rules().timeout_seconds,
-                seconds,
-                "{role:?} {manifest_timeout_seconds:?}"
-            );
-        }
-    }
-}
+mod tests;

@@ -111,6 +111,34 @@ impl NodeUpdateSpec {
         self.parts.as_ref().is_none_or(|parts| parts.iter().any(is_of_host))
     }
 
+    /// How the update disturbs its machine, by its parts: as the one that disturbs it most. Without parts, kubeadm's is the
+    /// only one. A provider works on a drained machine.
+    ///
+    /// The steps of a host may need more: its HostPlan has what counts.
+    pub fn disruption(&self) -> Disruption {
+        let Some(parts) = &self.parts else {
+            let only = if self.issues_certificates() {
+                UpdatePart::renewal()
+            } else {
+                UpdatePart::kubeadm()
+            };
+            return only.disruption;
+        };
+        let made = parts.iter().filter(|part| part.action == UpdaterAction::Update);
+        let least = |part: &UpdatePart| match part.template {
+            Some(_) => Disruption::Drain,
+            None => Disruption::None,
+        };
+        made.map(|part| part.disruption.max(least(part))).max().unwrap_or(Disruption::None)
+    }
+
+    /// Whether kubeadm brings the host to the Kubernetes version of the goal.
+    pub fn upgrades_host(&self) -> bool {
+        let is_of_kubeadm = |part: &UpdatePart| part.updater == KUBEADM && !part.is_adopted();
+        !self.issues_certificates()
+            && self.parts.as_ref().is_none_or(|parts| parts.iter().any(is_of_kubeadm))
+    }
+
     /// Whether updaters take part that work through gates: the agent on the host, or providers.
     pub fn has_workers(&self) -> bool {
         self.works_on_host() || self.provider_parts().next().is_some()
@@ -118,10 +146,8 @@ impl NodeUpdateSpec {
 
     /// Whether the update brings the machine to the Kubernetes version of its goal.
     pub fn brings_version(&self) -> bool {
-        let brings = || {
-            self.parts.as_ref().is_none_or(|parts| parts.iter().any(UpdatePart::brings_version))
-                || self.host_parts().next().is_some()
-        };
+        let brings =
+            || self.parts.as_ref().is_none_or(|parts| parts.iter().any(UpdatePart::brings_version));
         !self.issues_certificates() && brings()
     }
 
@@ -339,5 +365,101 @@ impl NodeUpdateStatus {
     /// Whether an Updater may have changed the machine. It cannot be undone.
     pub fn has_updater_begun(&self) -> bool {
         self.parts.iter().any(|part| part.state.has_begun())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::refit::{Goal, GoalCertificates, MachineRef, Origin, Stage, Until};
+
+    fn spec(goal: Goal, parts: Option<Vec<UpdatePart>>) -> NodeUpdateSpec {
+        NodeUpdateSpec {
+            stage: Stage::Ongoing,
+            until: Until::Disrupt,
+            machine_ref: MachineRef { name: "m-0".into(), uid: "uid-m-0".into() },
+            origin: Origin::Hook,
+            goal_hash: goal.hash(),
+            goal,
+            parts,
+            bundle: None,
+        }
+    }
+
+    fn added(disruption: Disruption) -> UpdatePart {
+        UpdatePart { updater: "memory".into(), disruption, ..UpdatePart::kubeadm() }
+    }
+
+    fn provided(disruption: Disruption) -> UpdatePart {
+        let template = UpdaterTemplate {
+            api_version: "update.example/v1".into(),
+            kind: "ThingUpdateTemplate".into(),
+            name: "thing".into(),
+        };
+        let template = Some(ProviderPart { template, brings_version: true });
+        UpdatePart { template, ..added(disruption) }
+    }
+
+    fn image() -> UpdatePart {
+        let host = Some(HostPart { os_image: OsImageArgs::default() });
+        UpdatePart { host, ..added(Disruption::Reboot) }
+    }
+
+    #[test]
+    fn an_update_disturbs_as_much_as_its_part_that_disturbs_most() {
+        use Disruption::{Drain, None as Still, Reboot, Restart};
+        let version = || Goal::of_version("v1.35.0".parse().unwrap());
+        let certificates =
+            || Goal { certificates: Some(GoalCertificates::default()), ..Goal::default() };
+        let left = UpdatePart { action: UpdaterAction::Leave, ..added(Drain) };
+        for (goal, parts, wanted) in [
+            (version(), None, Drain),
+            (certificates(), None, Restart),
+            (version(), Some(vec![]), Still),
+            (version(), Some(vec![UpdatePart::kubeadm()]), Drain),
+            (certificates(), Some(vec![UpdatePart::renewal()]), Restart),
+            (version(), Some(vec![UpdatePart::adopted()]), Still),
+            (version(), Some(vec![left.clone()]), Still),
+            (version(), Some(vec![left, added(Restart)]), Restart),
+            (version(), Some(vec![added(Still)]), Still),
+            (version(), Some(vec![UpdatePart::kubeadm(), added(Still)]), Drain),
+            (version(), Some(vec![UpdatePart::kubeadm(), image()]), Reboot),
+            (version(), Some(vec![added(Still), image()]), Reboot),
+            (version(), Some(vec![UpdatePart::k8sd(Restart)]), Restart),
+            // A provider works on a drained machine.
+            (version(), Some(vec![provided(Still)]), Drain),
+            (version(), Some(vec![provided(Reboot)]), Reboot),
+        ] {
+            let spec = spec(goal, parts);
+            assert_eq!(spec.disruption(), wanted, "{:?} {:?}", spec.goal, spec.parts);
+        }
+    }
+
+    #[test]
+    fn a_part_without_a_disruption_drains() {
+        let old = serde_json::json!({"updater": "memory", "action": "Update"});
+        let part: UpdatePart = serde_json::from_value(old).unwrap();
+        assert_eq!(part.disruption, Disruption::Drain);
+        assert!(part.disruption.takes_slot() && part.disruption.drains());
+        assert!(Disruption::Restart.takes_slot() && !Disruption::Restart.drains());
+        assert!(!Disruption::None.takes_slot() && Disruption::Reboot.drains());
+    }
+
+    #[test]
+    fn only_kubeadm_brings_a_host_to_a_version() {
+        let goal = Goal::of_version("v1.35.0".parse().unwrap());
+        for (parts, upgrades, brings) in [
+            (None, true, true),
+            (Some(vec![UpdatePart::kubeadm(), image()]), true, true),
+            (Some(vec![image()]), false, false),
+            (Some(vec![provided(Disruption::Drain), image()]), false, true),
+            (Some(vec![UpdatePart::adopted()]), false, false),
+        ] {
+            let spec = spec(goal.clone(), parts);
+            assert_eq!(spec.upgrades_host(), upgrades, "{:?}", spec.parts);
+            assert_eq!(spec.brings_version(), brings, "{:?}", spec.parts);
+        }
+        let renewal = Goal { certificates: Some(GoalCertificates::default()), ..goal };
+        assert!(!spec(renewal, None).upgrades_host());
     }
 }

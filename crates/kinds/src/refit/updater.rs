@@ -114,6 +114,24 @@ pub enum Disruption {
     Reboot,
 }
 
+impl Disruption {
+    /// Whether it takes a slot of the group: at least what runs on the machine is interrupted.
+    pub fn takes_slot(self) -> bool {
+        self > Self::None
+    }
+
+    /// Whether pods must leave first.
+    pub fn drains(self) -> bool {
+        self >= Self::Drain
+    }
+
+    /// Whether it is what counts where none is stated.
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+    pub(super) fn is_drain(&self) -> bool {
+        *self == Self::Drain
+    }
+}
+
 /// Steps of the agent on the host, with arguments from claimed fields.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]

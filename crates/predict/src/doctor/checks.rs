@@ -478,7 +478,7 @@ pub(super) fn invariants(facts: &Facts, found: &mut Findings) {
             | Invariant::NoReplacement
             | Invariant::OneUpdate
             | Invariant::OneUpdater
-            | Invariant::PodsStay
+            | Invariant::Disruption
             | Invariant::AbortStops
             | Invariant::NothingLeft
             | Invariant::InWindow

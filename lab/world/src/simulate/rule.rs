@@ -68,7 +68,7 @@ impl Rule {
             Invariant::NoReplacement => Self::Invariant3,
             Invariant::OneUpdate | Invariant::OneUpdater => Self::Invariant4,
             Invariant::NoneForgotten | Invariant::UpdateRequested => Self::Invariant6,
-            Invariant::Cordons | Invariant::PodsStay => Self::Invariant7,
+            Invariant::Cordons | Invariant::Disruption => Self::Invariant7,
             Invariant::AbortStops | Invariant::NothingLeft => Self::Invariant8,
             Invariant::InWindow | Invariant::GateOpen => Self::Invariant9,
             Invariant::WavesKept => Self::Invariant10,

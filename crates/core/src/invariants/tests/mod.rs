@@ -251,53 +251,109 @@ fn a_control_plane_with_unhealthy_etcd_is_left_alone() {
 }
 
 #[test]
-fn an_update_that_only_issues_certificates_must_not_drain() {
+fn an_update_that_keeps_pods_must_not_drain() {
     let goal = |goal: Value, parts: Value| {
         json!({"metadata": meta("c-0-1"), "status": {"phase": "Upgrading"}, "spec": {
             "machineRef": {"name": "c-0", "uid": "uid-c-0"}, "goal": goal, "parts": parts,
         }})
     };
-    let kubeadm = |disruption: &str| json!([{"updater": "kubeadm", "disruption": disruption}]);
+    let part = |disruption: &str| json!([{"updater": "kubeadm", "disruption": disruption}]);
+    let (unstated, left) = (
+        json!([{"updater": "kubeadm"}]),
+        json!([{"updater": "image", "action": "Leave", "disruption": "Drain"}]),
+    );
+    let provider = json!([{"updater": "nodes", "disruption": "None", "template": {}}]);
+    let version = || json!({"kubernetesVersion": "v1.35.0"});
     let certificates = || json!({"certificates": {}});
-    let renewal = goal(certificates(), kubeadm("Restart"));
+    let renewal = goal(certificates(), part("Restart"));
     let pod = json!({"metadata": meta("web"), "spec": {"nodeName": "c-0"}});
-    for (update, keeps) in [
-        (renewal.clone(), true),
-        (goal(certificates(), Value::Null), true),
-        (goal(certificates(), kubeadm("Drain")), false),
-        (goal(json!({"kubernetesVersion": "v1.35.0"}), kubeadm("Restart")), false),
-        (with(renewal, json!({"status": {"phase": "Succeeded"}})), false),
+    for (update, plan_has, keeps) in [
+        (renewal.clone(), None, true),
+        (goal(certificates(), Value::Null), None, true),
+        (goal(certificates(), part("Drain")), None, false),
+        (goal(version(), Value::Null), None, false),
+        (goal(version(), unstated), None, false),
+        (goal(version(), left), None, true),
+        (goal(version(), provider), None, false),
+        (goal(version(), part("None")), None, true),
+        (goal(version(), part("Restart")), Some("Restart"), true),
+        // The steps of its plan may need more than its parts say.
+        (goal(version(), part("Restart")), Some("Drain"), false),
+        (goal(version(), part("Reboot")), Some("Reboot"), false),
+        (with(renewal, json!({"status": {"phase": "Succeeded"}})), None, false),
     ] {
         let mut world = world();
         assert_eq!(observe_update(&mut world, &update), OK);
+        if let Some(disruption) = plan_has {
+            let object = with(plan("c-0", "Stage"), json!({"spec": {"disruption": disruption}}));
+            let of = (Some("edge-1"), Some(&object));
+            world.observe("refit.dev", "HostPlan", of.0, None, of.1, "controller");
+        }
         let wrong: &[u8] = if keeps { &[7] } else { &[] };
-        assert_eq!(cordon(&mut world.clone(), "c-0"), wrong, "{update}");
+        assert_eq!(cordon(&mut world.clone(), "c-0"), wrong, "{update} {plan_has:?}");
         assert_eq!(cordon(&mut world.clone(), "w-0"), OK, "another machine");
         let evicted =
             world.clone().observe("", "Pod", Some("edge-1"), Some(&pod), None, "controller");
-        assert_eq!(numbers(&evicted), wrong, "{update}");
-        assert_eq!(raise(&mut world, "c-0", "Upgrade"), OK, "the slot lets it restart");
+        assert_eq!(numbers(&evicted), wrong, "{update} {plan_has:?}");
     }
 }
 
 #[test]
-fn a_plan_that_only_renews_certificates_does_nothing_else() {
+fn a_plan_disturbs_as_its_update_and_its_steps_need() {
     let mut world = world();
-    let of_certificates =
-        json!({"spec": {"goal": {"kubernetesVersion": null, "certificates": {}}}});
+    let of_certificates = json!({"spec": {
+        "goal": {"kubernetesVersion": null, "certificates": {}}, "parts": null,
+    }});
     observe_update(&mut world, &with(update("c-0", 1, "Waiting"), of_certificates));
-    observe_update(&mut world, &update("w-0", 1, "Waiting"));
-    let raised = |node: &str, ids: &[&str]| {
-        let steps: Vec<_> = ids.iter().map(|id| json!({"id": id})).collect();
-        let object = with(plan(node, "Upgrade"), json!({"spec": {"steps": steps}}));
-        let of = (Some("edge-1"), Some(&object));
-        numbers(&world.clone().observe("refit.dev", "HostPlan", of.0, None, of.1, "controller"))
-    };
+    let of_image = json!({"spec": {"parts": [{"updater": "image", "disruption": "Reboot"}]}});
+    observe_update(&mut world, &with(update("w-0", 1, "Waiting"), of_image));
+    let of_file = json!({"spec": {"parts": [{"updater": "file", "disruption": "None"}]}});
+    observe_update(&mut world, &with(update("w-1", 1, "Waiting"), of_file));
     let renews = ["preflight", "certificates-renew", "verify"];
     let restarts = ["preflight", "certificates-renew", "kubelet-restart", "verify"];
-    assert_eq!(raised("c-0", &renews), OK);
-    assert_eq!(raised("c-0", &restarts), [7]);
-    assert_eq!(raised("w-0", &restarts), OK);
+    let none = Value::Null;
+    for (node, disruption, ids, wrong) in [
+        ("c-0", json!("Restart"), &renews[..], &OK[..]),
+        ("c-0", none.clone(), &renews, &OK),
+        ("c-0", json!("Restart"), &restarts, &[7]),
+        ("c-0", json!("None"), &renews, &[7]),
+        ("w-0", json!("Reboot"), &["os-image-finalize", "reboot"], &OK),
+        ("w-0", none, &["os-image-finalize", "reboot"], &[7]),
+        ("w-0", json!("Drain"), &["verify"], &[7]),
+        ("w-1", json!("None"), &["files", "ntp", "verify"], &OK),
+        ("w-1", json!("None"), &["files", "kubelet-restart"], &[7]),
+        ("w-1", json!("Restart"), &["files", "kubelet-restart"], &OK),
+        ("w-1", json!("Restart"), &["kubelet-install", "kubelet-restart"], &[7]),
+        ("w-1", json!("Drain"), &["files", "reboot"], &[7]),
+        ("w-1", json!("Reboot"), &["files", "reboot"], &OK),
+    ] {
+        let steps: Vec<_> = ids.iter().map(|id| json!({"id": id})).collect();
+        let mut more = json!({"spec": {"steps": steps}});
+        if !disruption.is_null() {
+            more["spec"]["disruption"] = disruption.clone();
+        }
+        let object = with(plan(node, "Upgrade"), more);
+        let of = (Some("edge-1"), Some(&object));
+        let found = world.clone().observe("refit.dev", "HostPlan", of.0, None, of.1, "controller");
+        assert_eq!(numbers(&found), wrong, "{node} {disruption} {ids:?}: {found:?}");
+    }
+}
+
+#[test]
+fn a_plan_that_disturbs_nothing_counts_as_no_machine_that_is_down() {
+    let mut world = world();
+    let of_file = json!({"spec": {"parts": [{"updater": "file", "disruption": "None"}]}});
+    for name in ["w-0", "w-1", "c-0", "c-1"] {
+        observe_update(&mut world, &with(update(name, 1, "Upgrading"), of_file.clone()));
+        let object = with(plan(name, "Upgrade"), json!({"spec": {"disruption": "None"}}));
+        let of = (Some("edge-1"), Some(&object));
+        let found = world.observe("refit.dev", "HostPlan", of.0, None, of.1, "controller");
+        assert_eq!(numbers(&found), OK, "{name}: {found:?}");
+    }
+    for name in ["w-2", "c-2"] {
+        assert_eq!(raise(&mut world, name, "Upgrade"), OK, "the others are available");
+    }
+    assert_eq!(raise(&mut world, "w-3", "Upgrade"), [1], "one is down now");
 }
 
 #[test]

@@ -12,15 +12,14 @@ use jiff::{SignedDuration, Timestamp};
 use refit_kinds::{
     clip,
     refit::{
-        ClaimId, Gate, HostPlan, HostPlanSpec, HostPlanStatus, HostStep, MAX_FACT, NodeName,
-        NodeUpdate, OsImageArgs, Phase, PlanId, PlanState, PlannedStep, REPORT_INTERVAL_SECONDS,
-        Role, StepState,
+        ClaimId, Disruption, Gate, GoalCertificates, HostPlan, HostPlanSpec, HostPlanStatus,
+        HostStep, MAX_FACT, NodeName, NodeUpdate, OsImageArgs, Phase, PlanId, PlanState,
+        PlannedStep, REPORT_INTERVAL_SECONDS, Role, StepState,
     },
 };
 
 use super::{
     order::is_unfinished,
-    renewal::{renewal_point_of_no_return, renewal_steps},
     seen::{NodeView, Seen},
     snapshot::{Snapshot, Write},
     work_order::{WorkOrder, WorkReport, WorkStep},
@@ -29,7 +28,6 @@ use crate::report::Refusal;
 
 pub use arrival::Arrival;
 pub use settings::{SettingsSources, Specificity, from_bundle, host_settings};
-pub(super) use steps::limited;
 pub use steps::{HostWork, Reboot, plan_steps};
 
 /// The host of a Machine, for one of its NodeUpdates.
@@ -97,29 +95,39 @@ impl<'a> Host<'a> {
         Self { update, ..*self }
     }
 
-    /// The first order, which allows the host to prepare, and its steps.
-    /// `None` if the goal has neither a Kubernetes version nor certificates.
+    /// The first order, which allows the host to prepare, and its steps; `None` if the goal asks for nothing on the host.
     pub(super) fn first_order(&self, s: &Snapshot, role: Role) -> Option<(Vec<WorkStep>, Write)> {
-        let (steps, point_of_no_return) = self.planned(s, role)?;
+        let work = self.work(s, role)?;
+        let steps = work.steps();
         let spec = HostPlanSpec {
             node_update: self.update.metadata.name.clone().unwrap_or_default(),
             plan_id: PlanId::of(&self.update.metadata),
             gate: Gate::Stage,
             abort: false,
             returned_claim: self.returned_claim(),
-            point_of_no_return: point_of_no_return.to_owned(),
+            point_of_no_return: work.point_of_no_return().to_owned(),
+            disruption: s.update.spec.disruption().max(least_disruption(&steps)),
             steps,
         };
         Some((report::steps(&spec.steps, None), Write::HostPlan(spec)))
     }
 
-    /// The steps of the host for the goal, and the first one that cannot be rolled back.
-    fn planned(&self, s: &Snapshot, role: Role) -> Option<(Vec<PlannedStep>, &'static str)> {
-        if let Some(certificates) = s.update.spec.goal.certificates {
-            return Some((renewal_steps(certificates, &s.settings), renewal_point_of_no_return()));
+    /// How its plan disturbs the machine, or the steps that it would get.
+    pub(super) fn disruption(&self, s: &Snapshot, role: Role) -> Disruption {
+        match self.own_plan() {
+            Some(plan) => plan.spec.disruption,
+            None => least_disruption(&self.planned(s, role)),
         }
-        let work = self.work(s, role)?;
-        Some((work.steps(), work.point_of_no_return()))
+    }
+
+    fn planned(&self, s: &Snapshot, role: Role) -> Vec<PlannedStep> {
+        self.work(s, role).map(|work| work.steps()).unwrap_or_default()
+    }
+
+    /// Whether the goal asks for something on the host.
+    pub(super) fn has_work(&self) -> bool {
+        let spec = &self.update.spec;
+        upgrades(self.update) || spec.goal.certificates.is_some() || os_image(self.update).is_some()
     }
 
     /// The target state of the host, and the state that it reports.
@@ -127,14 +135,27 @@ impl<'a> Host<'a> {
     where
         'a: 'b,
     {
-        Some(HostWork {
+        let spec = &s.update.spec;
+        let renewal = spec.goal.certificates.map(GoalCertificates::renewal);
+        let upgrades = upgrades(&s.update);
+        // What the goal does not ask for must not disturb more than its parts say.
+        let applies_settings = renewal.is_none() && (upgrades || spec.disruption().drains());
+        let settings = &s.settings;
+        let work = HostWork {
             role,
-            version: s.update.spec.goal.kubernetes_version.as_ref()?,
+            version: spec.goal.kubernetes_version.as_ref(),
+            upgrades,
+            renew_within_days: renewal
+                .or_else(|| settings.certificates.clone().filter(|_| upgrades))
+                .map(|certificates| certificates.renew_within_days),
             reboot: s.reboot,
-            settings: &s.settings,
-            os_image: os_image(&s.update).or(s.settings.os_image.as_ref()),
+            settings,
+            applies_settings,
+            os_image: os_image(&s.update)
+                .or_else(|| settings.os_image.as_ref().filter(|_| upgrades)),
             facts: self.plan.and_then(|plan| plan.status.as_ref()).map(|status| &status.facts),
-        })
+        };
+        self.has_work().then_some(work)
     }
 
     /// Gives an order after the first; `None` if the host has it already, or no first one.
@@ -181,7 +202,7 @@ impl<'a> Host<'a> {
         let capabilities = plan.status.as_ref().map_or(&[][..], |status| &status.capabilities);
         let steps = match self.own_plan() {
             Some(plan) => plan.spec.steps.clone(),
-            None => self.planned(s, role).map(|(steps, _)| steps).unwrap_or_default(),
+            None => self.planned(s, role),
         };
         let mut types = steps.iter().filter_map(PlannedStep::step_type);
         if let Some(step) = types.find(|type_| !capabilities.contains(type_)) {
@@ -216,7 +237,9 @@ impl<'a> Host<'a> {
     /// it may.
     pub(super) fn may_disturb(&self) -> bool {
         self.plan.is_none_or(|plan| {
-            plan.spec.gate >= Gate::Upgrade && (is_ours(plan, self.update) || !has_ended(plan))
+            plan.spec.disruption.takes_slot()
+                && plan.spec.gate >= Gate::Upgrade
+                && (is_ours(plan, self.update) || !has_ended(plan))
         })
     }
 
@@ -225,10 +248,10 @@ impl<'a> Host<'a> {
         self.plan.is_none_or(|plan| plan.spec.plan_id != spec.plan_id)
     }
 
-    /// Whether a plan allows the host steps that disturb, and that it may not carry out yet.
+    /// Whether a plan allows the host steps that disturb the machine, and that it may not carry out yet.
     pub(super) fn opens(&self, spec: &HostPlanSpec) -> bool {
         let before = self.plan.map(|plan| plan.spec.gate).unwrap_or_default();
-        spec.gate >= Gate::Upgrade && spec.gate > before
+        spec.disruption.takes_slot() && spec.gate >= Gate::Upgrade && spec.gate > before
     }
 
     /// The claim of a slot that was returned unused.
@@ -263,6 +286,17 @@ impl<'a> Host<'a> {
         let plan = self.own_plan().ok_or("its host has no plan of this NodeUpdate")?;
         verify::verify(node, plan, now)
     }
+}
+
+/// Whether kubeadm brings the host to a version in this update.
+fn upgrades(update: &NodeUpdate) -> bool {
+    update.spec.goal.kubernetes_version.is_some() && update.spec.upgrades_host()
+}
+
+/// How much steps disturb a machine at least.
+fn least_disruption(steps: &[PlannedStep]) -> Disruption {
+    let known = steps.iter().filter_map(PlannedStep::step);
+    known.map(HostStep::least_disruption).max().unwrap_or(Disruption::None)
 }
 
 /// The OS image that an Updater installs in this update.

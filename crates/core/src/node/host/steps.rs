@@ -6,20 +6,21 @@
 //! | Upgrade | kubeadm-install, kubeadm-upgrade, certificates-renew | packages, configuration |
 //! | Disrupt | files, ntp, container-runtime-install, os-image-finalize, kubelet-flags or kubelet-install, kubelet-restart or reboot, os-image-commit, verify | files, packages, the A/B slot, a restart |
 //!
-//! Between Upgrade and Disrupt the controller drains the node. Steps that the goal and the settings
-//! do not require are not planned.
+//! Between Upgrade and Disrupt the controller drains the node, if the update disturbs it that much. Steps that the goal and
+//! the settings do not require are not planned: without a version no package is, nor kubeadm.
 //!
 //! The point of no return (`docs/facts/kubeadm.md#rolling-back`):
 //! - a control plane: `kubeadm-upgrade`. API objects, static pods and etcd have the new version;
 //!   kubeadm itself restores manifests if a new static pod does not start.
-//! - a worker that reboots: `reboot`. Rolling back would require another reboot.
-//! - another worker: none of its steps. An older kubelet is supported with a newer control plane,
+//! - certificates without a version: `certificates-renew`. kubeadm replaces them.
+//! - another host that reboots: `reboot`. Rolling back would require another reboot.
+//! - any other: none of its steps. An older kubelet is supported with a newer control plane,
 //!   so packages and configuration are rolled back and the kubelet is restarted.
 
 use refit_kinds::{
     refit::{
-        HostFacts, HostStep, ImageArgs, KubeletArgs, OsImageArgs, PackageArgs, PlanSettings,
-        PlannedStep, Role, StepType,
+        CertificateArgs, HostFacts, HostStep, ImageArgs, KubeletArgs, OsImageArgs, PackageArgs,
+        PlanSettings, PlannedStep, Role, StepType,
     },
     version::KubernetesVersion,
 };
@@ -41,19 +42,41 @@ pub enum Reboot {
 pub struct HostWork<'a> {
     /// Role of the machine for kubeadm.
     pub role: Role,
-    /// The Kubernetes version.
-    pub version: &'a KubernetesVersion,
+    /// The Kubernetes version of the goal, if it has one.
+    pub version: Option<&'a KubernetesVersion>,
+    /// Whether kubeadm brings the host to that version; otherwise the host has it already.
+    pub upgrades: bool,
+    /// On a control plane, kubeadm's certificates are renewed if one of them expires within this many days.
+    pub renew_within_days: Option<i32>,
     /// When the host reboots.
     pub reboot: Reboot,
-    /// Other settings of the hosts; `os_image` is that of the field below.
+    /// Other settings of the hosts; `os_image` and `certificates` are those of the fields here.
     pub settings: &'a PlanSettings,
+    /// Whether the host gets the files, time servers and kubelet flags of the settings.
+    pub applies_settings: bool,
     /// The OS image, from the settings or from an Updater.
     pub os_image: Option<&'a OsImageArgs>,
     /// Facts reported by the host; without a report no difference is known.
     pub facts: Option<&'a HostFacts>,
 }
 
-impl HostWork<'_> {
+impl<'a> HostWork<'a> {
+    /// The upgrade of a host to a version, with these settings and nothing else.
+    pub fn upgrade(role: Role, version: &'a KubernetesVersion, settings: &'a PlanSettings) -> Self {
+        let certificates = settings.certificates.as_ref();
+        Self {
+            role,
+            version: Some(version),
+            upgrades: true,
+            renew_within_days: certificates.map(|certificates| certificates.renew_within_days),
+            reboot: Reboot::IfNeeded,
+            settings,
+            applies_settings: true,
+            os_image: settings.os_image.as_ref(),
+            facts: None,
+        }
+    }
+
     /// The steps that bring the host to the target, in the order of
     /// `docs/facts/hosts.md#order-of-steps`: first everything that does not disturb, then kubeadm,
     /// then the remaining steps on a drained node. A reboot replaces the kubelet restart and comes
@@ -63,8 +86,8 @@ impl HostWork<'_> {
     /// plan.
     pub fn steps(&self) -> Vec<PlannedStep> {
         let point = self.point_of_no_return();
-        let mut steps: Vec<PlannedStep> =
-            self.wanted().into_iter().map(|step| self.planned(step)).collect();
+        let wanted = [self.prepares(), self.upgrades(), self.disturbs()].into_iter().flatten();
+        let mut steps: Vec<PlannedStep> = wanted.map(|step| self.planned(step)).collect();
         // From the point of no return on, no step has an undo, whatever its type.
         let first = steps.iter().position(|step| step.id == point);
         for step in steps.iter_mut().skip(first.unwrap_or(usize::MAX)) {
@@ -76,66 +99,122 @@ impl HostWork<'_> {
     /// Id of the first step that cannot be rolled back. Before it, a failure or an abort rolls back
     /// the host's changes.
     pub fn point_of_no_return(&self) -> &'static str {
-        match self.role {
-            Role::FirstControlPlane | Role::ControlPlane => StepType::KubeadmUpgrade.id(),
-            Role::Worker if self.reboots() => StepType::Reboot.id(),
-            Role::Worker => STEP_NODE_READY,
+        if self.upgrades && self.is_member() {
+            StepType::KubeadmUpgrade.id()
+        } else if self.renewal().is_some() {
+            StepType::CertificatesRenew.id()
+        } else if self.reboots() {
+            StepType::Reboot.id()
+        } else {
+            STEP_NODE_READY
         }
     }
 
-    /// The steps of the host. An optional step follows the condition that requires it.
-    fn wanted(&self) -> Vec<HostStep> {
+    fn is_member(&self) -> bool {
+        self.role != Role::Worker
+    }
+
+    /// The version to which kubeadm brings the host.
+    fn upgraded_to(&self) -> Option<KubernetesVersion> {
+        self.version.filter(|_| self.upgrades).cloned()
+    }
+
+    fn renewal(&self) -> Option<CertificateArgs> {
+        let days = self.renew_within_days.filter(|_| self.is_member())?;
+        Some(CertificateArgs { renew_within_days: days })
+    }
+
+    /// The image that the host does not run yet.
+    fn new_image(&self) -> Option<OsImageArgs> {
+        self.os_image.filter(|_| self.changes_os_image()).cloned()
+    }
+
+    /// The version of the kubelet's package; none is installed if the kubelet stays, or is in the image.
+    fn kubelet_package(&self) -> Option<KubernetesVersion> {
+        let in_image = self.new_image().is_some_and(|image| image.brings_kubelet);
+        self.upgraded_to().filter(|_| !in_image)
+    }
+
+    /// The flags that no package of the kubelet sets; the kubelet reads them when it starts next.
+    fn flags(&self) -> Option<KubeletArgs> {
+        let flags = self.settings.kubelet.clone().filter(|_| self.applies_settings);
+        flags.filter(|flags| self.kubelet_package().is_none() && *flags != KubeletArgs::default())
+    }
+
+    fn packages(&self) -> PackageArgs {
+        self.settings.packages.clone().unwrap_or_default()
+    }
+
+    /// What the host does before anything is disturbed. An optional step follows the condition that requires it.
+    fn prepares(&self) -> Vec<HostStep> {
         let settings = self.settings;
-        let version = || self.version.clone();
-        let packages = || settings.packages.clone().unwrap_or_default();
         let bundle = || settings.bundle.clone();
-        let image = self.os_image.filter(|_| self.changes_os_image());
-        let os_image = || image.cloned();
-        let own_kubelet = image.is_some_and(|image| image.brings_kubelet);
-        let control_plane = self.role != Role::Worker;
-        let saves = control_plane || settings.files.is_some() || settings.ntp.is_some();
-        let flags = settings.kubelet.clone().filter(|flags| *flags != KubeletArgs::default());
-        let runtime = !settings.container_runtime.is_empty();
+        let version = self.upgraded_to();
+        let writes = settings.files.is_some() || settings.ntp.is_some();
+        let saves = self.upgrades && self.is_member() || self.applies_settings && writes;
+        let stage = version.clone().map(|version| HostStep::Stage {
+            version,
+            packages: self.all_packages(),
+            images: self.staged_images(),
+            bundle: bundle(),
+        });
+        let images = settings.images.clone().filter(|_| version.is_some());
         let steps = [
-            Some(HostStep::Preflight { version: Some(version()) }),
-            Some(HostStep::Stage {
-                version: version(),
-                packages: self.all_packages(),
-                images: self.staged_images(),
-                bundle: bundle(),
-            }),
-            settings.images.clone().map(|images| HostStep::ImagePreload {
-                version: Some(version()),
-                images,
-                bundle: bundle(),
-            }),
-            os_image().map(|os_image| HostStep::OsImageStage { os_image, bundle: bundle() }),
+            Some(HostStep::Preflight { version: version.clone() }),
+            stage,
+            images.map(|images| HostStep::ImagePreload { version, images, bundle: bundle() }),
+            self.new_image().map(|os_image| HostStep::OsImageStage { os_image, bundle: bundle() }),
             saves.then_some(HostStep::Snapshot {}),
-            Some(HostStep::KubeadmInstall { version: version(), packages: packages() }),
-            Some(HostStep::KubeadmUpgrade {
-                version: version(),
-                role: self.role,
-                kubeadm: settings.kubeadm.clone().unwrap_or_default(),
-            }),
-            settings
-                .certificates
+        ];
+        steps.into_iter().flatten().collect()
+    }
+
+    /// What kubeadm does while the kubelet and all other pods run.
+    fn upgrades(&self) -> Vec<HostStep> {
+        let version = self.upgraded_to();
+        let steps = [
+            version
                 .clone()
-                .filter(|_| control_plane)
-                .map(HostStep::CertificatesRenew),
-            settings.files.clone().map(HostStep::Files),
-            settings.ntp.clone().map(HostStep::Ntp),
+                .map(|version| HostStep::KubeadmInstall { version, packages: self.packages() }),
+            version.map(|version| HostStep::KubeadmUpgrade {
+                version,
+                role: self.role,
+                kubeadm: self.settings.kubeadm.clone().unwrap_or_default(),
+            }),
+            self.renewal().map(HostStep::CertificatesRenew),
+        ];
+        steps.into_iter().flatten().collect()
+    }
+
+    /// What follows where the node is drained if the update drains it.
+    fn disturbs(&self) -> Vec<HostStep> {
+        let settings = self.settings;
+        let image = self.new_image();
+        let in_image = image.as_ref().is_some_and(|image| image.brings_kubelet);
+        let runtime = self.upgrades && !settings.container_runtime.is_empty();
+        let last = if self.reboots() {
+            Some(HostStep::Reboot {})
+        } else {
+            self.restarts_kubelet().then_some(HostStep::KubeletRestart {})
+        };
+        let applied = self.applies_settings;
+        let steps = [
+            settings.files.clone().filter(|_| applied).map(HostStep::Files),
+            settings.ntp.clone().filter(|_| applied).map(HostStep::Ntp),
             runtime.then(|| HostStep::ContainerRuntimeInstall { packages: self.all_packages() }),
-            os_image().map(|os_image| HostStep::OsImageFinalize { os_image }),
-            // No package sets the flags in this case; the kubelet reads them at its first start.
-            flags.filter(|_| own_kubelet).map(HostStep::KubeletFlags),
-            (!own_kubelet).then(|| HostStep::KubeletInstall {
-                version: version(),
-                packages: packages(),
+            image.clone().map(|os_image| HostStep::OsImageFinalize { os_image }),
+            self.flags().map(HostStep::KubeletFlags),
+            self.kubelet_package().map(|version| HostStep::KubeletInstall {
+                version,
+                packages: self.packages(),
                 kubelet: settings.kubelet.clone().unwrap_or_default(),
             }),
-            Some(if self.reboots() { HostStep::Reboot {} } else { HostStep::KubeletRestart {} }),
-            os_image().map(|os_image| HostStep::OsImageCommit { os_image }),
-            Some(HostStep::Verify { version: Some(version()) }),
+            last,
+            image.map(|os_image| HostStep::OsImageCommit { os_image }),
+            // A kubelet that nothing here replaces is checked as it is.
+            Some(HostStep::Verify {
+                version: self.version.filter(|_| self.upgrades || in_image).cloned(),
+            }),
         ];
         steps.into_iter().flatten().collect()
     }
@@ -146,11 +225,14 @@ impl HostWork<'_> {
             .is_some_and(|image| self.facts.is_none_or(|facts| facts.os_image != image.name))
     }
 
+    /// Whether something takes effect only when the kubelet starts again.
+    fn restarts_kubelet(&self) -> bool {
+        self.upgrades || self.flags().is_some()
+    }
+
     fn reboots(&self) -> bool {
-        match self.reboot {
-            Reboot::IfNeeded => self.changes_os_image(),
-            Reboot::Always => true,
-        }
+        let instead = self.reboot == Reboot::Always && self.restarts_kubelet();
+        self.changes_os_image() || instead
     }
 
     /// A step with the limits and the undo that apply here.
@@ -168,7 +250,7 @@ impl HostWork<'_> {
 
     /// Package sources and packages, including those of the container runtime.
     fn all_packages(&self) -> PackageArgs {
-        let mut packages = self.settings.packages.clone().unwrap_or_default();
+        let mut packages = self.packages();
         packages.install.extend_from_slice(&self.settings.container_runtime);
         packages
     }
@@ -178,7 +260,7 @@ impl HostWork<'_> {
     /// the host can reach them.
     fn staged_images(&self) -> Option<ImageArgs> {
         let asked = self.settings.images.as_ref();
-        if asked.is_none() && self.role == Role::Worker {
+        if asked.is_none() && !self.is_member() {
             return None;
         }
         Some(ImageArgs {
@@ -191,7 +273,7 @@ impl HostWork<'_> {
 }
 
 /// A step with the limits of the settings.
-pub(in crate::node) fn limited(step: HostStep, settings: &PlanSettings) -> PlannedStep {
+fn limited(step: HostStep, settings: &PlanSettings) -> PlannedStep {
     let planned = PlannedStep::new(step);
     let limits = settings.limits.get(&planned.id).copied().unwrap_or_default();
     PlannedStep {
@@ -203,13 +285,5 @@ pub(in crate::node) fn limited(step: HostStep, settings: &PlanSettings) -> Plann
 
 /// The steps of an update that changes only the Kubernetes version, for use without a host report.
 pub fn plan_steps(role: Role, goal: &KubernetesVersion) -> Vec<PlannedStep> {
-    let work = HostWork {
-        role,
-        version: goal,
-        reboot: Reboot::IfNeeded,
-        settings: &PlanSettings::default(),
-        os_image: None,
-        facts: None,
-    };
-    work.steps()
+    HostWork::upgrade(role, goal, &PlanSettings::default()).steps()
 }

@@ -13,7 +13,7 @@ use refit_kinds::{
 
 use super::world::*;
 use crate::{
-    node::{HostWork, ImageVersion, Reboot, STEP_NODE_READY, plan_steps},
+    node::{HostWork, ImageVersion, STEP_NODE_READY, plan_steps},
     report::Refusal,
 };
 
@@ -49,8 +49,7 @@ fn everything() -> PlanSettings {
 }
 
 fn work<'a>(role: Role, settings: &'a PlanSettings, facts: Option<&'a HostFacts>) -> HostWork<'a> {
-    let os_image = settings.os_image.as_ref();
-    HostWork { role, version: &NEW, reboot: Reboot::IfNeeded, settings, os_image, facts }
+    HostWork { facts, ..HostWork::upgrade(role, &NEW, settings) }
 }
 
 #[test]

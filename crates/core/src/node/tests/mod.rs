@@ -2,6 +2,7 @@ mod adopt;
 mod aged_views;
 mod applied;
 mod by_hand;
+mod disruption;
 mod drain;
 mod drain_sorting;
 mod ends;
