@@ -94,6 +94,24 @@ fn an_os_image_runs_after_the_boot_and_can_be_rolled_back() {
 }
 
 #[test]
+fn an_os_image_alone_leaves_the_kubelet_in_its_version() {
+    let verify = |version: Option<&str>| {
+        let version = version.map(|version| version.parse().unwrap());
+        Command::Step(HostStep::Verify { version })
+    };
+    let mut host = host();
+    done(&mut host, "s", &stage_image());
+    done(&mut host, "f", &Command::Step(HostStep::OsImageFinalize { os_image: image() }));
+    host.boot_os();
+    done(&mut host, "c", &Command::Step(HostStep::OsImageCommit { os_image: image() }));
+    done(&mut host, "v", &verify(None));
+    done(&mut host, "v", &verify(Some("v1.34.2")));
+    let other = Job::new("p", "u", "v", verify(Some("v1.35.0")));
+    assert!(matches!(host.look(&other, &since(&host)), Evidence::Missing { .. }));
+    assert_eq!(host.kubelet_version, "v1.34.2");
+}
+
+#[test]
 fn an_image_rolled_back_before_the_boot_does_not_boot() {
     let mut host = host();
     done(&mut host, "s", &stage_image());
