@@ -198,6 +198,7 @@ pub(crate) fn has_work_left(ctx: &Context, update: &NodeUpdate) -> bool {
         of_machine: &of_machine,
         machine: machine.as_deref(),
         slots: status.map_or(&[], |status| &status.slots),
+        undisturbed: status.map_or(&[], |status| &status.undisturbed),
         node: node.as_deref(),
     };
     ended.may_have_work_left()

@@ -128,7 +128,8 @@ pub(crate) async fn reconcile(ctx: &Context, key: &ObjectKey) -> anyhow::Result<
     if prune::prune(ctx, &machines, &updates, &next.slots).await? {
         return Ok(Action::RequeueAfter(MORE_TO_PRUNE));
     }
-    let recheck = (!next.slots.is_empty()).then_some(SLOT_RECHECK);
+    let has_entries = !next.slots.is_empty() || !next.undisturbed.is_empty();
+    let recheck = has_entries.then_some(SLOT_RECHECK);
     let soonest = blocks_in(ctx, &outside, &next).into_iter().chain(recheck).min();
     Ok(soonest.map_or(Action::Done, Action::RequeueAfter))
 }
@@ -195,6 +196,7 @@ fn next_status(
     for machine_uid in free {
         next = release(&next, machine_uid).unwrap_or(next);
     }
+    next.undisturbed.retain(|entry| !free.contains(&entry.machine_uid));
     let limits = limits_of(stores, &group, || machines.len()).paced(&object.spec.pacing);
     let now = ctx.clock.now_seconds();
     let pace = pace_of(stores, &group, &object.spec.pacing);

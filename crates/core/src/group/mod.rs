@@ -10,6 +10,7 @@ mod durations;
 mod exception;
 mod pacing;
 mod summary;
+mod undisturbed;
 mod unrequested;
 
 #[cfg(test)]
@@ -38,6 +39,7 @@ pub use summary::{
     BLOCKED, COVERED, ControlPlane, Member, Outside, POLICY_UNDERSTOOD, PROGRESSING,
     REASON_UNCOVERED, answer_blocks, forget_old_answer, forget_replaced, show_policy, summarise,
 };
+pub use undisturbed::{UNDISTURBED_AT_ONCE, enter, leave, leave_unused};
 pub use unrequested::{REASON_NOT_REQUESTED, Rollout, observed_version, runs_another_version};
 
 use crate::report::Refusal;

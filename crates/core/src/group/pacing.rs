@@ -252,7 +252,7 @@ fn needs_approval(
         return Ok(());
     }
     // There is nothing to look at yet.
-    let mut busy = status.slots.iter().map(|slot| &slot.machine);
+    let mut busy = status.slots.iter().chain(&status.undisturbed).map(|slot| &slot.machine);
     if let Some(machine) = busy.find(|busy| first.iter().any(|one| one.machine == **busy)) {
         return Err(Refusal::OutOfTurn { machine: machine.clone() });
     }

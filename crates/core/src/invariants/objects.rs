@@ -281,11 +281,11 @@ impl StaticPod {
     }
 }
 
-/// Machine and its uid of each slot.
+/// Machine and its uid of each slot, and of each update without one.
 pub(super) fn slots(value: &Value) -> Vec<(String, String)> {
-    let slots = value.pointer("/status/slots").and_then(Value::as_array);
-    slots
-        .into_iter()
+    let lists = ["/status/slots", "/status/undisturbed"];
+    let lists = lists.into_iter().filter_map(|list| value.pointer(list)?.as_array());
+    lists
         .flatten()
         .map(|slot| (text(slot, "/machine").to_owned(), text(slot, "/machineUid").to_owned()))
         .collect()

@@ -12,10 +12,11 @@ const DAYS: [&str; 7] =
 /// The first day of the epoch is a Thursday.
 const FIRST_DAY: i64 = 3;
 
-/// Machine uid and beginning of each slot.
+/// Machine uid and beginning of each slot, and of each update without one.
 pub(super) fn slots(group: &Value) -> Vec<(&str, Timestamp)> {
-    let slots = group.pointer("/status/slots").and_then(Value::as_array);
-    let slots = slots.into_iter().flatten();
+    let lists = ["/status/slots", "/status/undisturbed"];
+    let lists = lists.into_iter().filter_map(|list| group.pointer(list)?.as_array());
+    let slots = lists.flatten();
     slots.filter_map(|slot| Some((text(slot, "/machineUid"), time(slot, "/since")?))).collect()
 }
 

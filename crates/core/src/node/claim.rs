@@ -1,7 +1,7 @@
 //! The slot of a machine in its group: claimed before anything is disturbed, returned if nothing was.
 
 use jiff::SignedDuration;
-use refit_kinds::refit::{ClaimId, NodeUpdate, Phase, StepDurations, UpdateGroupStatus};
+use refit_kinds::refit::{ClaimId, Gate, NodeUpdate, Phase, StepDurations, UpdateGroupStatus};
 
 use super::{
     host::plan_steps,
@@ -43,7 +43,7 @@ impl Work<'_> {
     }
 
     /// The claim that must still be written, or what is to be asked before it; `Ok(None)` once the slot is
-    /// held.
+    /// held. An update that does not disturb its machine enters its group without a slot.
     pub(super) fn claim(&self) -> Result<Option<Write>, Refusal> {
         let group = match &self.s.group {
             GroupState::None => {
@@ -64,12 +64,17 @@ impl Work<'_> {
         if let Some(refusal) = self.closed_meanwhile(group, &turn) {
             return Err(refusal);
         }
-        let claim =
-            group::claim(status, &self.wanted_slot(), limits, &group.others.machines, &turn);
+        let takes_slot = self.disruption().takes_slot();
+        let wanted = self.wanted_slot();
+        let claim = if takes_slot {
+            group::claim(status, &wanted, limits, &group.others.machines, &turn)
+        } else {
+            group::enter(status, &wanted, &turn)
+        };
         match claim.map_err(|refusal| self.same_holder(refusal, status))? {
             Claim::Held => Ok(None),
             Claim::Take(next) => {
-                let preflight = self.preflight().filter(|_| !self.holds_slot());
+                let preflight = self.preflight().filter(|_| takes_slot && !self.holds_slot());
                 if let Some(refusal) = preflight.and_then(|one| one.refusal_at(Point::Claim)) {
                     return Err(refusal);
                 }
@@ -98,7 +103,8 @@ impl Work<'_> {
 
     fn has_own_slot(&self, status: &UpdateGroupStatus) -> bool {
         let name = self.s.update.metadata.name.as_deref();
-        status.slots.iter().any(|slot| Some(&*slot.node_update) == name)
+        let mut all = status.slots.iter().chain(&status.undisturbed);
+        all.any(|slot| Some(&*slot.node_update) == name)
     }
 
     /// Whether the machine is disturbed, or may be from now on.
@@ -118,7 +124,8 @@ impl Work<'_> {
     fn goes_on_whatever_gates_say(&self, status: &UpdateGroupStatus) -> bool {
         let is_cordoned = self.seen.node().is_some_and(NodeView::cordoned_by_us);
         let uid = &self.s.update.spec.machine_ref.uid;
-        let Some(slot) = status.slots.iter().find(|slot| slot.machine_uid == *uid) else {
+        let mut all = status.slots.iter().chain(&status.undisturbed);
+        let Some(slot) = all.find(|slot| slot.machine_uid == *uid) else {
             return is_cordoned;
         };
         let is_of_older = Some(&slot.node_update) != self.s.update.metadata.name.as_ref();
@@ -174,8 +181,12 @@ impl Work<'_> {
     /// the repair of another.
     pub(super) fn wait(&self, phase: Phase, refusal: Refusal) -> Standing {
         let give_back = match &self.s.group {
-            GroupState::Present(group) if self.is_intact() => self.give_back(&group.status),
-            GroupState::Present(_) | GroupState::None | GroupState::Missing => None,
+            GroupState::Present(group) => {
+                let unused = self.leave_unused(&group.status);
+                let slot = || self.give_back(&group.status);
+                unused.or_else(|| self.is_intact().then(slot).flatten())
+            }
+            GroupState::None | GroupState::Missing => None,
         };
         let again = match refusal.ends_at() {
             Some(end) => {
@@ -188,6 +199,15 @@ impl Work<'_> {
             None => LOOK_SECONDS,
         };
         Standing::blocked(phase, refusal).write(give_back).again_after(again)
+    }
+
+    /// Leaves the group without having begun: a blocked machine must not keep others from their turn.
+    fn leave_unused(&self, status: &UpdateGroupStatus) -> Option<Write> {
+        let has_begun = self.gate() >= Gate::Upgrade || self.status.has_updater_begun();
+        let name = self.s.update.metadata.name.as_ref().filter(|_| !has_begun)?;
+        let entry = status.undisturbed.iter().find(|one| one.node_update == *name)?;
+        let next = group::leave_unused(status, entry)?;
+        Some(Write::Management(ManagementWrite::ReleaseSlot(next)))
     }
 
     /// The next step to release the slot, if the host was not allowed to do anything for it. An older

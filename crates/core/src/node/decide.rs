@@ -278,16 +278,13 @@ impl Work<'_> {
         let begun = self.status.phase != Phase::Pending;
         let phase = if begun { self.status.phase } else { Phase::Waiting };
         let ready = |write| Standing::new(phase, "the host is ready").write(write);
-        if !takes_slot {
-            return ready(self.workers.order(open(Gate::Upgrade)));
-        }
         match self.claim() {
             Err(refusal) => return self.wait(Phase::Waiting, refusal),
             Ok(Some(claim)) => return ready(Some(claim)),
             Ok(None) => {}
         }
         let missing = guard::set(machine, self.s.unguarded);
-        if !missing.is_empty() {
+        if takes_slot && !missing.is_empty() {
             return ready(Some(Write::Management(ManagementWrite::Guard(missing))));
         }
         ready(self.workers.order(open(Gate::Upgrade)))

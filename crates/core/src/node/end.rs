@@ -24,7 +24,7 @@ use super::{
     work::is_control_plane,
     work_order::WorkState,
 };
-use crate::group::{self, RolloutKey};
+use crate::group::{self, Pace, RolloutKey};
 
 /// How often a slot that is kept for a machine that is down is rechecked without a trigger.
 const KEPT_SLOT_RECHECK: Duration = Duration::from_mins(1);
@@ -67,6 +67,12 @@ pub(super) fn after_end(s: &Snapshot, status: NodeUpdateStatus, now: Timestamp) 
             write = Some(Write::Management(ManagementWrite::Unguard(changes)));
         }
     }
+    // It kept nothing from others but their turn.
+    if let Some((group, entry)) = own_entry(s, speaks) {
+        let next = group::leave(&group.status, entry);
+        let next = next.map(|next| recorded(s, (next, entry), &group.pace, &status, now));
+        write = write.or(next.map(|next| Write::Management(ManagementWrite::ReleaseSlot(next))));
+    }
     let mut requeue = None;
     if let Some((group, slot)) = held_slot(s, speaks) {
         if machine.is_none() || available_again(s, &status) {
@@ -104,8 +110,19 @@ fn released(
     status: &NodeUpdateStatus,
     now: Timestamp,
 ) -> Option<UpdateGroupStatus> {
+    let next = group::release(held, &s.update.spec.machine_ref.uid)?;
+    Some(recorded(s, (next, slot), pace, status, now))
+}
+
+/// The group with what the update of a slot, or of an entry without one, has shown.
+fn recorded(
+    s: &Snapshot,
+    (mut next, slot): (UpdateGroupStatus, &Slot),
+    pace: &Pace,
+    status: &NodeUpdateStatus,
+    now: Timestamp,
+) -> UpdateGroupStatus {
     let uid = &s.update.spec.machine_ref.uid;
-    let mut next = group::release(held, uid)?;
     // A holder that is gone may have been a refresh of certificates.
     let is_holder = |one: &NodeUpdate| one.metadata.name.as_ref() == Some(&slot.node_update);
     let is_known = is_holder(&s.update) || same_machine(s).any(is_holder);
@@ -119,7 +136,7 @@ fn released(
             group::record_failure(&mut next, pace.owner_generation, &rollout, failure);
         }
     }
-    Some(next)
+    next
 }
 
 /// Whether Cluster API still waits for an update that the Machine's owner no longer asks for, and
@@ -214,6 +231,17 @@ pub(super) fn requests_done<'a>(
     };
     let all = [keys::RETRY, keys::ADOPT, keys::ABORT];
     all.into_iter().filter(is_done).map(|key| (key.to_owned(), None)).collect()
+}
+
+/// The Machine's entry without a slot, if this NodeUpdate must remove it.
+fn own_entry(s: &Snapshot, speaks: bool) -> Option<(&Group, &Slot)> {
+    let group = match &s.group {
+        GroupState::Present(group) => group,
+        GroupState::None | GroupState::Missing => return None,
+    };
+    let mut entries = group.status.undisturbed.iter();
+    let entry = entries.find(|entry| releases(&s.update, speaks, entry, same_machine(s)))?;
+    Some((group, entry))
 }
 
 /// The Machine's slot, if this NodeUpdate must release it.

@@ -31,6 +31,8 @@ pub struct Ended<'a> {
     pub machine: Option<&'a Machine>,
     /// The slots of the Machine's group.
     pub slots: &'a [Slot],
+    /// Its entries of Machines without a slot.
+    pub undisturbed: &'a [Slot],
     /// The Machine's Node, once the watch of its cluster has delivered it.
     pub node: Option<&'a NodeView>,
 }
@@ -44,7 +46,8 @@ impl Ended<'_> {
         let speaker = speaker(self.of_machine.iter().map(AsRef::as_ref), uid);
         let speaks =
             speaker.is_none_or(|speaker| speaker.metadata.name == self.update.metadata.name);
-        if self.slots.iter().any(|slot| releases(self.update, speaks, slot, self.others())) {
+        let mut all = self.slots.iter().chain(self.undisturbed);
+        if all.any(|slot| releases(self.update, speaks, slot, self.others())) {
             return true;
         }
         let machine = self.machine.filter(|machine| MachineUid::of(&machine.metadata) == *uid);

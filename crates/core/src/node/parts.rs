@@ -347,6 +347,9 @@ impl Work<'_> {
             if let Some(refusal) = self.until_refusal(Gate::Upgrade) {
                 return self.wait(Phase::Waiting, refusal);
             }
+            if let Some(entering) = self.enter_undisturbed() {
+                return entering;
+            }
         }
         self.status.started_at.get_or_insert(Time(self.now));
         let own_steps = self.part_steps();
@@ -393,6 +396,20 @@ impl Work<'_> {
             }
         }
         self.updaters(Gate::Disrupt)
+    }
+
+    /// Waits for its turn to begin with an update that does not disturb the machine.
+    fn enter_undisturbed(&self) -> Option<Standing> {
+        if self.disruption().takes_slot() || self.has_no_updaters() {
+            return None;
+        }
+        match self.claim() {
+            Err(refusal) => Some(self.wait(Phase::Waiting, refusal)),
+            Ok(claim) => {
+                let phase = self.status.phase.max(Phase::Waiting);
+                claim.map(|claim| Standing::new(phase, "it is its turn").write(Some(claim)))
+            }
+        }
     }
 
     /// Takes the slot and the guard.

@@ -150,6 +150,11 @@ pub struct UpdateGroupStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["machine"]))]
     pub slots: Vec<Slot>,
+    /// Machines that are updated without being disturbed: they take no slot, and there are at most ten at a time. Entered
+    /// by compare-and-swap, too.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["machine"]))]
+    pub undisturbed: Vec<Slot>,
     /// Number of slots.
     #[serde(default)]
     pub limit: i32,

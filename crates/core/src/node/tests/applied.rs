@@ -205,6 +205,9 @@ fn is_eviction(how: How) -> bool {
 pub(super) fn word(write: &Write) -> String {
     match write {
         Write::Management(ManagementWrite::Status) => "status".into(),
+        Write::Management(ManagementWrite::ClaimSlot(next)) if next.slots.is_empty() => {
+            "enter".into()
+        }
         Write::Management(ManagementWrite::ClaimSlot(_)) => "claim".into(),
         Write::Management(ManagementWrite::ReleaseSlot(_)) => "release".into(),
         Write::Management(ManagementWrite::Guard(_)) => "guard".into(),

@@ -1,14 +1,16 @@
 //! How much an update disturbs its machine: one rule for slots, guards and drains.
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use refit_kinds::refit::{
     Disruption::{self, Drain, Reboot, Restart},
     FileArgs, Gate, Goal, GoalCertificates, HostPart, KubeletArgs, NtpArgs, OsImageArgs, PartState,
-    Phase, StepState, StepType, Until, UpdatePart, UpdaterAction,
+    Phase, Slot, StepState, StepType, Until, UpdatePart, UpdaterAction,
 };
 
 use strum::VariantArray as _;
 
 use super::world::*;
+use crate::gates::ClosedGate;
 use crate::node::{ImageVersion, STEP_CORDON, STEP_DRAIN};
 
 const STILL: Disruption = Disruption::None;
@@ -92,7 +94,8 @@ fn parts_and_steps_decide_about_slot_guard_and_drain() {
             assert_eq!(one.phase(), Phase::Succeeded, "{case} {:?}", one.blocked_by());
             assert_eq!(one.plan.as_ref().unwrap().spec.disruption, wanted, "{case}");
             let slot = usize::from(wanted.takes_slot());
-            assert_eq!((count(&one, "claim"), count(&one, "release")), (slot, slot), "{case}");
+            assert_eq!((count(&one, "claim"), count(&one, "enter")), (slot, 1 - slot), "{case}");
+            assert_eq!(count(&one, "release"), 1, "{case}");
             assert_eq!(count(&one, "guard"), slot, "{case}");
             let cordoned = usize::from(wanted.drains());
             assert_eq!((count(&one, "cordon"), one.pods.len()), (cordoned, 1 - cordoned), "{case}");
@@ -192,6 +195,46 @@ fn an_update_that_disturbs_nothing_is_held_like_any_other() {
     one.node_mut().ready = true;
     one.settle();
     assert_eq!(one.gate(), Gate::Upgrade);
+}
+
+#[test]
+fn an_update_that_disturbs_nothing_waits_for_its_turn() {
+    let mut one = with(One::worker(), &[image(STILL)], "os-2").staged();
+    let entries: Vec<_> = (10..20)
+        .map(|n| Slot {
+            machine: format!("m-{n}"),
+            machine_uid: format!("uid-m-{n}").into(),
+            node_update: format!("m-{n}-1"),
+            since: Time(at(0)),
+            claim: 1.into(),
+        })
+        .collect();
+    one.group.as_mut().unwrap().undisturbed = entries;
+    one.settle();
+    assert_eq!((one.blocked_by(), one.gate()), (vec!["OutOfTurn".to_owned()], Gate::Stage));
+    one.group.as_mut().unwrap().undisturbed.pop();
+    one.closed_gates = vec![ClosedGate { name: "alerts".into(), why: "DiskFull fires".into() }];
+    let gates = serde_json::json!([{"name": "alerts", "alerts": {}}]);
+    one.pace.pacing.gates = serde_json::from_value(gates).unwrap();
+    one.settle();
+    assert_eq!((one.blocked_by(), one.gate()), (vec!["GateClosed".to_owned()], Gate::Stage));
+    one.closed_gates.clear();
+    one.settle();
+    assert_eq!((one.gate(), one.slots()), (Gate::Upgrade, 0));
+    let entered = &one.group.as_ref().unwrap().undisturbed;
+    assert!(entered.iter().any(|entry| entry.machine == "m-0"), "{entered:?}");
+}
+
+#[test]
+fn an_update_that_is_held_keeps_no_other_from_its_turn() {
+    let mut one = with(One::worker(), &[image(STILL)], "os-2").staged();
+    while count(&one, "enter") == 0 {
+        assert!(one.step(), "{:?}", one.blocked_by());
+    }
+    one.paused = Some("Machine m-0".into());
+    one.settle();
+    assert_eq!((one.blocked_by(), one.gate()), (vec!["Paused".to_owned()], Gate::Stage));
+    assert!(one.group.as_ref().unwrap().undisturbed.is_empty());
 }
 
 #[test]

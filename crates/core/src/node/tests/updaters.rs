@@ -54,10 +54,14 @@ fn an_update_that_disturbs_nothing_takes_no_slot() {
     one.settle();
     assert_eq!(one.phase(), Phase::Succeeded);
     let expected = [
+        "condition Waiting",
+        "ask labels",
+        "enter",
         "condition ExternalUpgradeInProgress",
         "begin labels",
         "call labels",
         "condition UpToDate",
+        "release",
     ];
     assert_eq!(acts(&one), expected);
     assert_eq!(one.status().parts[0].state, PartState::Unverified);

@@ -345,6 +345,7 @@ impl One {
             of_machine: &of_machine,
             machine: self.machine.as_ref(),
             slots: self.group.as_ref().map_or(&[][..], |group| &group.slots),
+            undisturbed: self.group.as_ref().map_or(&[][..], |group| &group.undisturbed),
             node: self.node().filter(|_| self.reachable),
         };
         ended.may_have_work_left()
