@@ -369,7 +369,6 @@ impl HostState {
         for unit in std::mem::take(&mut self.units).into_values() {
             if matches!(unit.command, Command::Step(HostStep::Reboot {})) && !unit.fails {
                 self.succeeded.insert(unit.title);
-                self.renew_certificates(&unit.command, unit.ends);
             }
         }
         self.boots += 1;
@@ -400,6 +399,7 @@ impl HostState {
         let code = exit.0;
         if code == 0 {
             self.succeeded.insert(unit.title);
+            self.renew_certificates(&unit.command, unit.ends);
         }
         if let Some(unit) = self.units.get_mut(&name) {
             unit.exit = Some(exit);
