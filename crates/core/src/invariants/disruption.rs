@@ -10,9 +10,6 @@ use super::{
     state::{Key, World},
 };
 
-/// The steps of a plan that renews certificates.
-const OF_CERTIFICATES: [&str; 3] = ["preflight", "certificates-renew", "verify"];
-
 impl World {
     /// The violation of a Refit write that drains a node while the update of its machine keeps the pods there.
     pub(super) fn drains(&self, (cluster, node): &Key, how: &str) -> Option<Violation> {
@@ -37,8 +34,8 @@ impl World {
         let has = plan.disruption;
         let needs_more = plan.steps.iter().find(|step| least(step) > has);
         let more_than_certificates = || {
-            update.filter(|update| update.only_certificates)?;
-            plan.steps.iter().find(|step| !OF_CERTIFICATES.contains(&step.as_str()))
+            let only = update?.only_steps?;
+            plan.steps.iter().find(|step| !only.contains(&step.as_str()))
         };
         let message = if let Some(update) = update.filter(|update| update.disruption > has) {
             format!("its disruption is {has:?}, and that of its NodeUpdate {:?}", update.disruption)

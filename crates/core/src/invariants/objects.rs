@@ -128,6 +128,9 @@ impl Owner {
     }
 }
 
+/// The steps of a plan that renews certificates.
+const OF_CERTIFICATES: &[&str] = &["preflight", "certificates-renew", "verify"];
+
 #[derive(Clone, Debug)]
 pub(super) struct Update {
     pub(super) uid: String,
@@ -144,8 +147,8 @@ pub(super) struct Update {
     pub(super) origin: String,
     /// How it disturbs its machine, by its parts.
     pub(super) disruption: Disruption,
-    /// Whether it only issues certificates, and none of its parts drains the node.
-    pub(super) only_certificates: bool,
+    /// The only steps that its plan may have, if it issues certificates and none of its parts drains the node.
+    pub(super) only_steps: Option<&'static [&'static str]>,
     pub(super) rank: (bool, bool, Option<u32>, String, String),
 }
 
@@ -174,7 +177,7 @@ impl Update {
                 .map(|snap| text(snap, "/refresh/beganAt").to_owned()),
             origin: text(value, "/spec/origin").to_owned(),
             disruption,
-            only_certificates: certificates && !disruption.drains(),
+            only_steps: (certificates && !disruption.drains()).then_some(OF_CERTIFICATES),
             rank: (
                 !phase.is_final(),
                 !phase.is_final() || !certificates,

@@ -37,7 +37,6 @@ impl Work<'_> {
                 "CertificatesNotSupported",
                 "k8sd issues certificates whenever the old ones expire: it has no withinDays",
             ),
-            (true, false) => None,
             (false, true) if certificates.lifetime_seconds.is_some() => failed(
                 "LifetimeNotSupported",
                 "kubeadm takes the lifetime of certificates from its own configuration: remove lifetimeSeconds from the \
@@ -47,7 +46,7 @@ impl Work<'_> {
                 "NoCertificates",
                 "kubeadm issues no certificates on a worker: its kubelet renews its own",
             ),
-            (false, true) => None,
+            (true, false) | (false, true) => None,
             (true, true) | (false, false) => failed(
                 "CertificatesNotSupported",
                 "none of the updaters of this update can issue certificates",
