@@ -17,7 +17,8 @@ use serde_json::Value;
 pub fn read(path: &Path) -> Result<Kubeconfig, StartError> {
     let wrong = |reason: String| refused(path, reason);
     let text = fs::read_to_string(path).map_err(|error| wrong(error.to_string()))?;
-    let documents: Vec<Value> = serde_saphyr::from_multiple(&text).map_err(|error| {
+    let text = text.trim_start_matches('\u{feff}');
+    let documents: Vec<Value> = serde_saphyr::from_multiple(text).map_err(|error| {
         let place = error.location().map(|at| format!(", from line {} on", at.line()));
         wrong(format!("not YAML{}", place.unwrap_or_default()))
     })?;
@@ -104,7 +105,8 @@ users:
 
     #[test]
     fn the_agent_reads_a_kubeconfig_as_kubectl_does() {
-        let mut kubeconfig = reading(KUBECONFIG).unwrap();
+        let marked = format!("\u{feff}{KUBECONFIG}");
+        let mut kubeconfig = reading(&marked).unwrap();
         assert_eq!(kubeconfig.current_context.as_deref(), Some("c"));
         let files: Vec<&str> = files(&mut kubeconfig).map(|file| file.as_str()).collect();
         let expected = ["HERE/current.pem", "/var/lib/kubelet/pki/current.pem", "HERE/pki/ca.crt"];

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use jiff::Timestamp;
 use kube::ResourceExt as _;
-use refit_cluster_api::kinds::Machine;
+use refit_cluster_api::kinds::{Machine, update_in_progress};
 use refit_kinds::{
     canonical::{K8SD_CONFIG, REFIT},
     keys,
@@ -147,9 +147,10 @@ fn decide(machine: &Machine, updates: &[NodeUpdate], request: RenewalRequest) ->
             return only(Action::Already, format!("NodeUpdate {name} renews them ({phase:?})"));
         }
         Some(update) => format!("once NodeUpdate {} has ended", update.name_any()),
-        None => match request.within_days {
-            Some(days) => format!("if one of them expires within {days} days"),
-            None => "all that kubeadm renews".to_owned(),
+        None => match (waits_for(machine), request.within_days) {
+            (Some(other), _) => other.to_owned(),
+            (None, Some(days)) => format!("if one of them expires within {days} days"),
+            (None, None) => "all that kubeadm renews".to_owned(),
         },
     };
     Decision {
@@ -157,6 +158,20 @@ fn decide(machine: &Machine, updates: &[NodeUpdate], request: RenewalRequest) ->
         patch: Some(json!({"metadata": {"annotations": {
             keys::RENEW_CERTIFICATES: request.to_string(),
         }}})),
+    }
+}
+
+/// What a renewal waits for, apart from the NodeUpdates of its machine.
+fn waits_for(machine: &Machine) -> Option<&'static str> {
+    if update_in_progress(machine) {
+        Some(
+            "once Cluster API's update of the machine has ended; if it has failed, `refit retry` or its owner's former \
+             version ends it",
+        )
+    } else if machine.annotations().contains_key(keys::TASK) {
+        Some("once the UpgradeTask that updates the machine has ended: see `kubectl get upgradetasks`")
+    } else {
+        None
     }
 }
 
@@ -238,6 +253,8 @@ mod tests {
         let ended = || update(&json!({"certificates": {}}), "Succeeded");
         let asked = json!({"annotations": {keys::RENEW_CERTIFICATES: "2026-03-01T08:00:00Z"}});
         let rubbish = json!({"annotations": {keys::RENEW_CERTIFICATES: "now"}});
+        let in_progress = json!({"annotations": {keys::UPDATE_IN_PROGRESS: ""}});
+        let in_task = json!({"annotations": {keys::TASK: "workers"}});
         let (renew, already) = (Action::Renew, Action::Already);
         for (machine, updates, within, action, words) in [
             (member(&none), vec![], None, renew, "all that kubeadm renews"),
@@ -249,6 +266,8 @@ mod tests {
             (member(&asked), vec![], None, already, "at 2026-03-01T08:00:00Z"),
             (member(&asked), vec![], Some(60), renew, "within 60 days"),
             (member(&rubbish), vec![], None, renew, "all that kubeadm renews"),
+            (member(&in_progress), vec![], None, renew, "once Cluster API's update"),
+            (member(&in_task), vec![], Some(60), renew, "once the UpgradeTask"),
         ] {
             let request = request(within);
             let Decision { row, patch } = decide(&machine, &updates, request);

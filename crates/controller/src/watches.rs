@@ -281,8 +281,9 @@ pub(crate) fn group_changed(ctx: &Context, group: &UpdateGroup) {
         ctx.queues.node_updates.add(update);
     }
     upgrade_task::wake(ctx, &key);
-    // An update that has ended releases its slot once the slot is known.
-    for slot in group.status.iter().flat_map(|status| &status.slots) {
+    // An update that has ended releases its slot, or leaves its group, once the group is known.
+    let status = group.status.iter();
+    for slot in status.flat_map(|status| status.slots.iter().chain(&status.undisturbed)) {
         let holder = ObjectKey::new(&key.namespace, &slot.node_update);
         if let Some(update) = ctx.stores.node_updates.get(&holder) {
             wake_update(ctx, &update);

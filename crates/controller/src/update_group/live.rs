@@ -9,16 +9,16 @@ use refit_runtime::ObjectKey;
 use super::is_free;
 use crate::{context::Context, groups::Group};
 
-/// uids of the Machines of orphaned slots, and of orphaned entries without a slot.
+/// The orphaned slots, and orphaned entries without a slot.
 pub(super) async fn free_slots(
     ctx: &Context,
     group: &Group,
     status: &UpdateGroupStatus,
-) -> kube::Result<Vec<MachineUid>> {
+) -> kube::Result<Vec<Slot>> {
     let mut free = Vec::new();
     for slot in status.slots.iter().chain(&status.undisturbed) {
         if is_free(ctx, group, slot) && is_orphaned(ctx, &group.key.namespace, slot).await? {
-            free.push(slot.machine_uid.clone());
+            free.push(slot.clone());
         }
     }
     Ok(free)

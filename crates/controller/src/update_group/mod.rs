@@ -95,7 +95,7 @@ pub(crate) async fn reconcile(ctx: &Context, key: &ObjectKey) -> anyhow::Result<
     let group = Group { key: key.clone(), spec: object.spec.clone() };
     let free = live::free_slots(ctx, &group, &status).await?;
     let held: Vec<Slot> =
-        status.slots.iter().filter(|slot| !free.contains(&slot.machine_uid)).cloned().collect();
+        status.slots.iter().filter(|slot| !free.contains(slot)).cloned().collect();
     let outside = outside::outside(ctx, &group, (&machines, &speakers), &held);
     let next = next_status(ctx, &object, &status, (&machines, &speakers), &free, &outside);
     if next != status {
@@ -168,7 +168,7 @@ fn next_status(
     object: &UpdateGroup,
     status: &UpdateGroupStatus,
     (machines, speakers): (&[Arc<Machine>], &[Option<&NodeUpdate>]),
-    free: &[MachineUid],
+    free: &[Slot],
     outside: &Outside<'_>,
 ) -> UpdateGroupStatus {
     let stores = &ctx.stores;
@@ -193,10 +193,10 @@ fn next_status(
         .collect();
     let mut next = status.clone();
     next.bundle = bundle_of_tasks(stores, &group).map(Box::new);
-    for machine_uid in free {
-        next = release(&next, machine_uid).unwrap_or(next);
+    for slot in free.iter().filter(|slot| status.slots.contains(slot)) {
+        next = release(&next, &slot.machine_uid).unwrap_or(next);
     }
-    next.undisturbed.retain(|entry| !free.contains(&entry.machine_uid));
+    next.undisturbed.retain(|entry| !free.contains(entry));
     let limits = limits_of(stores, &group, || machines.len()).paced(&object.spec.pacing);
     let now = ctx.clock.now_seconds();
     let pace = pace_of(stores, &group, &object.spec.pacing);
@@ -257,7 +257,8 @@ fn record_rollout(
     };
     let all_ended = others.iter().all(|update| update.phase().is_final());
     let none_asked = !machines.iter().any(|machine| update_in_progress(machine.as_ref()));
-    if is_up_to_date && all_ended && none_asked && next.slots.iter().all(is_of_refresh) {
+    let mut held = next.slots.iter().chain(&next.undisturbed);
+    if is_up_to_date && all_ended && none_asked && held.all(is_of_refresh) {
         record_end(next, pace, now);
     }
 }

@@ -10,7 +10,7 @@ use super::{
     gate::nothing_to_do,
     guard, health,
     objects::short,
-    order::newest,
+    order::newest_upgrade,
     preflight::{no_node, workload_refusal},
     seen::{Seen, Workload},
     snapshot::{Decision, ManagementWrite, Providers, Snapshot, WorkloadWrite, Write},
@@ -246,8 +246,8 @@ impl Work<'_> {
     /// Whether the goal is what the host has been since its last update was rolled back.
     fn is_back(&self) -> bool {
         let goal = &self.s.update.spec.goal;
-        let newest = newest(self.same_machine(), &self.s.update.spec.machine_ref.uid);
-        // The node shows nothing of its certificates.
+        // The node shows nothing of its certificates, and what became of them nothing of its version.
+        let newest = newest_upgrade(self.same_machine(), &self.s.update.spec.machine_ref.uid);
         let shows = !self.s.update.spec.issues_certificates();
         shows
             && newest.is_some_and(|last| self.workers.for_update(last).ended_rolled_back())
@@ -322,7 +322,7 @@ impl Work<'_> {
         }
         let line = if !disruption.drains() {
             self.note_drain();
-            "pods stay"
+            "the node is not drained: its pods stay"
         } else if let Some(waiting) = self.drain() {
             return waiting;
         } else {

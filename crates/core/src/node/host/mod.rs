@@ -112,10 +112,11 @@ impl<'a> Host<'a> {
         Some((report::steps(&spec.steps, None), Write::HostPlan(spec)))
     }
 
-    /// How its plan disturbs the machine, or the steps that it would get.
+    /// How the steps of its plan disturb the machine, or those that it would get. The plan's field may be missing: the
+    /// definition of an older Refit does not keep it.
     pub(super) fn disruption(&self, s: &Snapshot, role: Role) -> Disruption {
         match self.own_plan() {
-            Some(plan) => plan.spec.disruption,
+            Some(plan) => least_disruption(&plan.spec.steps),
             None => least_disruption(&self.planned(s, role)),
         }
     }

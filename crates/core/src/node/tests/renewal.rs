@@ -65,7 +65,7 @@ fn certificates_are_renewed_with_a_slot_and_without_a_drain() {
 }
 
 #[test]
-fn a_later_expiry_is_noted_for_cluster_api_before_the_update_succeeds() {
+fn another_expiry_is_noted_for_cluster_api_before_the_update_succeeds() {
     const OLD: &str = "2026-01-01T00:00:00Z";
     const NEW: &str = "2027-01-01T00:00:00Z";
     for (own, shown, ends, noted) in [
@@ -74,7 +74,8 @@ fn a_later_expiry_is_noted_for_cluster_api_before_the_update_succeeds() {
         (None, Some(NEW), Some(OLD), None),
         (None, Some(OLD), None, None),
         (Some(OLD), None, Some(NEW), Some(NEW)),
-        (Some(NEW), Some(OLD), Some(OLD), Some(NEW)),
+        (Some(NEW), Some(OLD), Some(OLD), Some(OLD)),
+        (Some(NEW), Some(OLD), Some(NEW), Some(NEW)),
         (Some("soon"), Some(OLD), Some(NEW), Some("soon")),
     ] {
         for kind in ["upgrade", "renewal"] {
