@@ -169,7 +169,9 @@ fn waits_for(machine: &Machine) -> Option<&'static str> {
              version ends it",
         )
     } else if machine.annotations().contains_key(keys::TASK) {
-        Some("once the UpgradeTask that updates the machine has ended: see `kubectl get upgradetasks`")
+        Some(
+            "once the UpgradeTask that updates the machine has ended: see `kubectl get upgradetasks`",
+        )
     } else {
         None
     }

@@ -407,7 +407,10 @@ impl Work<'_> {
             Err(refusal) => Some(self.wait(Phase::Waiting, refusal)),
             Ok(claim) => {
                 let phase = self.status.phase.max(Phase::Waiting);
-                claim.map(|claim| Standing::new(phase, "entering the group: it is the turn of the machine").write(Some(claim)))
+                claim.map(|claim| {
+                    Standing::new(phase, "entering the group: it is the turn of the machine")
+                        .write(Some(claim))
+                })
             }
         }
     }
