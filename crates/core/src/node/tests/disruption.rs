@@ -238,7 +238,7 @@ fn an_update_that_is_held_keeps_no_other_from_its_turn() {
 }
 
 #[test]
-fn a_plan_that_does_not_state_it_drains_as_before() {
+fn a_renewal_keeps_pods_where_the_definition_does_not_keep_the_disruption_of_its_plan() {
     let one = with(One::control_plane(), &[], "os-1");
     let mut one = One {
         update: {
@@ -258,5 +258,6 @@ fn a_plan_that_does_not_state_it_drains_as_before() {
     *plan = serde_json::from_value(value).unwrap();
     let mut one = one.upgraded();
     one.settle();
-    assert_eq!(count(&one, "cordon"), 1, "{:?}", one.log);
+    assert_eq!(one.gate(), Gate::Disrupt);
+    assert_eq!(count(&one, "cordon"), 0, "{:?}", one.log);
 }
