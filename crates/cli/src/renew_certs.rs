@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn what_kubeadm_cannot_renew_is_refused_with_the_reason() {
+    fn the_command_refuses_what_kubeadm_cannot_renew_with_the_reason() {
         let deleting = json!({"deletionTimestamp": "2026-03-02T08:00:00Z"});
         for (machine, words) in [
             (machine(&json!({}), "KubeadmConfig"), "on a worker: its kubelet renews its own"),

@@ -15,7 +15,7 @@ use refit_kinds::refit::UpdatePart;
 use super::{status::Standing, work::Work};
 
 impl Work<'_> {
-    /// The failure of an update whose certificates none of its updaters can issue as the goal says.
+    /// The failure of an update whose certificates none of its updaters can issue as the goal asks.
     pub(super) fn unissuable_certificates(&self) -> Option<Standing> {
         let spec = &self.s.update.spec;
         let certificates = spec.goal.certificates?;

@@ -192,8 +192,8 @@ pub struct HostFacts {
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(extend("maxProperties" = 64))]
     pub certificates: BTreeMap<String, Time>,
-    /// When the first of the certificates expires that kubeadm renews on the host; absent if there is none, or one cannot be
-    /// read.
+    /// When the first of the certificates expires that kubeadm renews on the host; absent if it has no such certificate,
+    /// or one cannot be read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub certificates_end: Option<Time>,
     /// The facts that the agent could not read. Above, each has its last known value, or none.

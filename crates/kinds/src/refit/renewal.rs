@@ -9,7 +9,7 @@ use super::{Goal, GoalCertificates, RENEW_ALWAYS_DAYS};
 /// What separates the time of a request from its number of days.
 const WITHIN: &str = " within ";
 
-/// The value of [`crate::keys::RENEW_CERTIFICATES`]: when it was asked for, which tells requests apart, and the days within
+/// The value of [`crate::keys::RENEW_CERTIFICATES`]: when it was asked for, which distinguishes requests, and the days within
 /// which one of the certificates must expire; without them, all are renewed.
 ///
 /// ```

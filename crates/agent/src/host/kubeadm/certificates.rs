@@ -162,8 +162,8 @@ pub(crate) fn not_renewed(site: &Site) -> BTreeMap<String, Time> {
     names.filter_map(|name| Some((shown(name), end(name)?))).collect()
 }
 
-/// When the first of the certificates expires that kubeadm renews on this host; `None` if there is none, or one cannot be
-/// read. It renews kubeconfigs together with them, and these contain keys, so they are not read.
+/// When the first of the certificates expires that kubeadm renews on this host; `None` if it has no such certificate,
+/// or one cannot be read. It renews kubeconfigs together with them, and these contain keys, so they are not read.
 pub(crate) fn earliest_end(site: &Site) -> Option<Time> {
     let certificates = Certificates::of(site);
     let names = certificates.of_kubeadm().filter(|name| name.starts_with(PKI));
