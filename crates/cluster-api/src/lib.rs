@@ -6,6 +6,7 @@
 //! | module | holds |
 //! |---|---|
 //! | [`kinds`] | the part of Cluster API's kinds that Refit reads |
+//! | [`host_configuration`] | what a KubeadmConfig asks of its host |
 //! | [`desired`] | the desired Machines, MachineSets and bootstrap and infrastructure objects |
 //! | [`cluster_configuration`] | the ConfigMap that kubeadm upgrades a control plane by |
 //! | [`names`] | names of new objects |
@@ -27,6 +28,7 @@
 pub mod cluster_configuration;
 mod crds;
 pub mod desired;
+pub mod host_configuration;
 mod int_or_percent;
 pub mod kinds;
 pub mod kubeadm_config;

@@ -5,12 +5,15 @@ use std::collections::BTreeMap;
 use kube::ResourceExt as _;
 use refit_cluster_api::kinds::Machine;
 use refit_core::{
-    change::{NotReady, Policy, PolicyDefaults, policy},
+    change::{ConfigurationRules, NotReady, Policy, PolicyDefaults, policy},
     group::OwnerPacing,
-    node::{DrainChoice, SettingsSources, drain_policy, host_settings},
+    node::{
+        DrainChoice, NodePolicies, SettingsSources, drain_policy, host_settings,
+        node_disruption_policy,
+    },
     report::Refusal,
 };
-use refit_kinds::refit::PlanSettings;
+use refit_kinds::refit::{NodeDisruptionPolicySpec, PlanSettings};
 use refit_runtime::ObjectKey;
 
 use crate::{
@@ -91,6 +94,28 @@ pub(crate) fn live_host_settings(
         owner,
         cluster: &key.name,
     })
+}
+
+/// What may be claimed of changes of KubeadmConfigs in a group.
+pub(crate) fn configuration_rules(
+    ctx: &Context,
+    group: &Group,
+    policy: &Policy,
+) -> Result<ConfigurationRules, NotReady> {
+    let namespace = &group.key.namespace;
+    let stores = &ctx.stores;
+    let unreadable = stores.disruption_policies.unreadable().into_iter();
+    let unreadable = unreadable.filter(|(object, _)| object.namespace == *namespace);
+    let found = node_disruption_policy(NodePolicies {
+        objects: &stores.disruption_policies.list_in(namespace),
+        unreadable: &unreadable.map(|(object, why)| (object.name, why)).collect(),
+        owner: &group.spec.owner,
+        cluster: &group.spec.cluster_name,
+    })
+    .map(Option::<&NodeDisruptionPolicySpec>::cloned);
+    let found = found.map_err(NotReady::DisruptionPolicy)?;
+    let Policy { rerun, secrets, .. } = policy;
+    Ok(ConfigurationRules { rerun: *rerun, secrets: secrets.clone(), policy: found })
 }
 
 fn owner_annotations(ctx: &Context, group: &Group) -> Result<BTreeMap<String, String>, NotReady> {

@@ -162,6 +162,18 @@ pub enum Refusal {
         /// The sources.
         sources: String,
     },
+    /// The KubeadmConfig of the machine does not have any more what the update is to apply.
+    ConfigurationChanged {
+        /// Kind and name of the object.
+        object: String,
+        /// What differs.
+        why: String,
+    },
+    /// The KubeadmConfig of the machine and its HostSettings both set something.
+    ConfigurationConflict {
+        /// What both set, such as `file /etc/motd`.
+        what: String,
+    },
     /// The agent on the host never reported, or not recently.
     NoFreshReport {
         /// The node.
@@ -456,6 +468,8 @@ impl Refusal {
                 format!("Updater {updater}")
             }
             Self::OsImageConflict { sources } => sources.clone(),
+            Self::ConfigurationChanged { object, .. } => object.clone(),
+            Self::ConfigurationConflict { what } => what.clone(),
             Self::HostSettingsUnreadable { name, .. } => format!("HostSettings {name}"),
             Self::HostSettingsConflict { names, .. } => {
                 format!("HostSettings {}", names.join(", "))
@@ -503,6 +517,8 @@ impl Refusal {
             | Self::UpdaterFails { .. }
             | Self::UpdaterNotVerified { .. }
             | Self::OsImageConflict { .. }
+            | Self::ConfigurationChanged { .. }
+            | Self::ConfigurationConflict { .. }
             | Self::NoFreshReport { .. }
             | Self::HostUnreadable { .. }
             | Self::AgentTooOld { .. }

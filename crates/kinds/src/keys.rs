@@ -202,3 +202,9 @@ pub const STAND_IN: &str = "refit.dev/stand-in";
 pub const PLAN_SIGNATURE: &str = "refit.dev/plan-signature";
 /// Namespace of HostPlans in a workload cluster.
 pub const HOST_PLAN_NAMESPACE: &str = "refit-system";
+/// Declares that the commands of a KubeadmConfig are safe to run again on a host in use, by how they disturb it: `None`,
+/// `Restart`, `Drain` or `Reboot`. On an owner or its Cluster.
+pub const RERUN_COMMANDS: &str = "refit.dev/rerun-commands";
+/// sha256 of values of Secrets that files of a KubeadmConfig have as content: `NAME/KEY=SHA256`, separated by commas. On an
+/// owner or its Cluster.
+pub const SECRET_SHA256: &str = "refit.dev/secret-sha256";

@@ -1,9 +1,11 @@
 //! One group as a prediction sees it: its owner before and after the change, and related facts.
 
+use std::{collections::BTreeMap, sync::Arc};
+
 use refit_cluster_api::{kinds::annotations_show_update, rollout::simulate::Answer};
 use refit_core::{
     change::{
-        Coverage, Level, Policy, PolicyDefaults, Provider, Question, Updater, Verdict, can_update,
+        ConfigurationRules, Coverage, Level, NotReady, Policy, PolicyDefaults, Provider, Question, Updater, Verdict, can_update,
         can_update::{Host, HostReport, Judgement, Known, unfinished},
         machine_kind,
         not_ready::Unfinished,
@@ -11,12 +13,19 @@ use refit_core::{
         updaters::{Selected, accepted, updaters_for},
     },
     group::{Member, median_seconds},
-    node::{Weight, awaits_request, newest_upgrade, plan_steps, step_names},
+    node::{
+        NodePolicies, Weight, awaits_request, newest_upgrade, node_disruption_policy, plan_steps,
+        step_names,
+    },
+    report::Refusal,
 };
 use refit_kinds::{
     json::{annotations, controller, is_deleting, label, labels, name, namespace, text},
     keys,
-    refit::{self, NodeUpdate, Owner, Phase, Role, StepDurations, update_group_name},
+    refit::{
+        self, GroupOwner, NodeDisruptionPolicy, NodeUpdate, Owner, Phase, Role, StepDurations,
+        update_group_name,
+    },
     version::SkewError,
 };
 use serde::Deserialize as _;
@@ -195,7 +204,17 @@ impl<'a> View<'a> {
         };
         // Unfinished updates block the whole group: look_for_unfinished reports them.
         let updaters = self.updaters(machine_kind(text(&current.infrastructure, "/kind")));
-        let mut known = Known { policy: self.policy.clone(), peers: Vec::new(), updaters, ..known };
+        let configuration = match self.configuration_rules() {
+            Ok(rules) => Some(rules),
+            Err(refusal) => {
+                let why = NotReady::DisruptionPolicy(refusal);
+                self.block(why.reason(), self.title(), why.to_string());
+                return Answer::Wait;
+            }
+        };
+        let policy = self.policy.clone();
+        let mut known =
+            Known { policy, peers: Vec::new(), updaters, configuration, ..known };
         let mut judgement = can_update(level, current, desired, &known);
         if let Some(change) = Question::of(level, &judgement.coverage, current) {
             known.provider = self.ask_provider(change, machine);
@@ -211,6 +230,38 @@ impl<'a> View<'a> {
                 Answer::Wait
             }
         }
+    }
+
+    /// What may be claimed of changes of KubeadmConfigs.
+    fn configuration_rules(&mut self) -> Result<ConfigurationRules, Refusal> {
+        const KIND: &str = "NodeDisruptionPolicy";
+        if self.input.unread_kinds.contains(KIND) {
+            let note = "NodeDisruptionPolicies cannot be read: how changes of files disturb machines is shown by default";
+            self.plan.notes.push(note.to_owned());
+        }
+        let (mut objects, mut unreadable) = (Vec::new(), BTreeMap::new());
+        let of_kind = self.input.desired.of_kind(KIND);
+        for object in of_kind.filter(|object| namespace(object) == self.group.namespace) {
+            match NodeDisruptionPolicy::deserialize(object) {
+                Ok(policy) => objects.push(Arc::new(policy)),
+                Err(error) => {
+                    unreadable.insert(name(object).to_owned(), error.to_string());
+                }
+            }
+        }
+        let owner = GroupOwner {
+            api_version: String::new(),
+            kind: self.group.kind.clone(),
+            name: self.group.name.clone(),
+        };
+        let found = node_disruption_policy(NodePolicies {
+            objects: &objects,
+            unreadable: &unreadable,
+            owner: &owner,
+            cluster: &self.plan.cluster,
+        })?;
+        let Policy { rerun, secrets, .. } = self.policy.clone();
+        Ok(ConfigurationRules { rerun, secrets, policy: found.cloned() })
     }
 
     /// The Updaters for machines of this kind.

@@ -8,7 +8,7 @@ use refit_core::{
         verdict,
     },
     group::Exception,
-    report::Reason,
+    report::{Reason, Refusal},
 };
 use refit_kinds::{refit::ExceptionRule, version::StatedVersion};
 use refit_predict::{BLOCKED_REASONS, CauseReason, Unreached, doctor::Check};
@@ -86,6 +86,7 @@ fn not_ready() -> Vec<NotReady> {
         NotReady::ProviderUnknown { object: s(), why: s() },
         NotReady::ProviderForbidden { object: s(), why: s() },
         NotReady::NotRecorded { error: s() },
+        NotReady::DisruptionPolicy(Refusal::DisruptionPolicyUnreadable { name: s(), why: s() }),
         NotReady::OwnerDiffers { owner: s() },
         NotReady::OwnerUnread { owner: s(), error: s() },
         NotReady::Unconfirmed { error: s() },
@@ -107,6 +108,7 @@ fn not_ready() -> Vec<NotReady> {
             | NotReady::ControlPlaneBehind { .. }
             | NotReady::ApiServerBehind { .. }
             | NotReady::KubeletBehind { .. }
+            | NotReady::DisruptionPolicy(_)
             | NotReady::OwnerDiffers { .. }
             | NotReady::OwnerUnread { .. }
             | NotReady::Unconfirmed { .. }

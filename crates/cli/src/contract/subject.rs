@@ -187,7 +187,7 @@ impl Subject {
     fn updater_part(&self) -> Option<refit_kinds::refit::UpdatePart> {
         match accepted(self.input.updater.as_ref()?).ok()? {
             change::Updater::Added(added) => Some(added.part),
-            change::Updater::Kubeadm => None,
+            change::Updater::Kubeadm | change::Updater::Configuration(_) => None,
         }
     }
 

@@ -12,7 +12,7 @@ use refit_core::change::OnUncovered;
 use refit_kinds::{
     json::{kind, name, namespace, text},
     keys,
-    refit::{NodeUpdate, Owner, UpdateGroup, Updater},
+    refit::{NodeDisruptionPolicy, NodeUpdate, Owner, UpdateGroup, Updater},
     version::KubernetesVersion,
 };
 use refit_predict::{GroupRef, Hosts, Input, Objects, Providers, Read, objects::apply};
@@ -318,6 +318,13 @@ async fn members(
         match found {
             Found::Read(objects) => current.extend(objects),
             Found::Absent | Found::Forbidden => {}
+        }
+    }
+    match reader.list::<NodeDisruptionPolicy>("").await? {
+        Found::Read(objects) => current.extend(objects),
+        Found::Absent => {}
+        Found::Forbidden => {
+            reader.unread.insert("NodeDisruptionPolicy".to_owned());
         }
     }
     match reader.cluster_scoped::<Updater>().await? {

@@ -224,7 +224,7 @@ impl Look {
         let kind = &self.machines.first()?.spec.infrastructure_ref.kind;
         let updaters = updaters_of(ctx, &self.group, kind);
         let by = updaters.iter().find(|updater| match updater {
-            Updater::Kubeadm => false,
+            Updater::Kubeadm | Updater::Configuration(_) => false,
             Updater::Added(_) => updater.brings_version(),
         })?;
         Some(by.name().to_owned())

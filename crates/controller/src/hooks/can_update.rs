@@ -35,7 +35,7 @@ use crate::{
     indexes::UPDATES_BY_MACHINE_UID,
     node_update::live::read_object,
     owner::{LiveOwner, limits_of, pace_of},
-    policy::{live_policy, unknown},
+    policy::{configuration_rules, live_policy, unknown},
     updaters::updaters_of,
     upgrade_task::has_ended,
     workload_watch::has_hosted_control_plane,
@@ -109,6 +109,7 @@ pub(crate) async fn of_task(
             question.known.updaters.retain(|updater| updater.name() == only);
         }
         question.known.rolls_back = rolls_back;
+        question.known.configuration = None;
         Ok(question)
     };
     let (Question { group, known, .. }, judgement) = judged(ctx, sides, read).await?;
@@ -203,11 +204,13 @@ fn about_machine(ctx: &Context, current: &Objects) -> Result<Question, NotReady>
     let machine = ctx.stores.machines.get(&key).ok_or_else(|| unknown("Machine", &key))?;
     let group =
         group_of(&ctx.stores, &machine).ok_or(NotReady::OwnerUnknown { machine: key.name })?;
+    let policy = live_policy(ctx, &group)?;
     let known = Known {
-        policy: live_policy(ctx, &group)?,
         hosts: vec![host(ctx, &machine)],
         peers: if group.spec.control_plane { peers(ctx, &group, &machine) } else { Vec::new() },
         updaters: updaters_of(ctx, &group, &machine.spec.infrastructure_ref.kind),
+        configuration: Some(configuration_rules(ctx, &group, &policy)?),
+        policy,
         ..Known::default()
     };
     let infrastructure = Some(machine.spec.infrastructure_ref.clone());
@@ -221,14 +224,16 @@ fn about_machine_set(ctx: &Context, current: &Objects) -> Result<Question, NotRe
     let present = machines_of(&ctx.stores, &group.key).len();
     let machines = machines_of_set(&ctx.stores, &key);
     let template = &set.spec.template.spec.infrastructure_ref;
+    let policy = live_policy(ctx, &group)?;
     let known = Known {
-        policy: live_policy(ctx, &group)?,
         hosts: machines.iter().map(|machine| host(ctx, machine)).collect(),
         tolerated: usize::try_from(limits_of(&ctx.stores, &group, || present).slots()).unwrap_or(0),
         peers: Vec::new(),
         control_plane: control_plane(ctx, &key.namespace, &group),
         api_server: api_server_of(ctx, &key.namespace, &group),
         updaters: updaters_of(ctx, &group, machine_kind(&template.kind)),
+        configuration: Some(configuration_rules(ctx, &group, &policy)?),
+        policy,
         ..Known::default()
     };
     let stays = |machine: &&Arc<Machine>| machine.metadata.deletion_timestamp.is_none();

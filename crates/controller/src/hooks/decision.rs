@@ -12,7 +12,7 @@ use refit_core::{
 };
 use refit_kinds::{
     conditions,
-    refit::{ChangePart, UpdateGroup, UpdateGroupStatus, UpdaterAction},
+    refit::{CONFIGURATION, ChangePart, UpdateGroup, UpdateGroupStatus, UpdaterAction},
 };
 use refit_runtime::{
     apply,
@@ -136,7 +136,19 @@ fn change_parts(
         match all.iter_mut().find(|known| known.updater == *updater) {
             Some(known) if known.paths.contains(&path) || known.paths.len() >= MAX_LINES => {}
             Some(known) => known.paths.push(path),
-            None => all.push(ChangePart { updater: updater.clone(), action, paths: vec![path] }),
+            None => all.push(ChangePart {
+                updater: updater.clone(),
+                action,
+                paths: vec![path],
+                configuration: None,
+            }),
+        }
+    }
+    if let Some(part) = all.iter_mut().find(|part| part.updater == CONFIGURATION) {
+        // Each call may be about another machine: all of them get what any of them lacks.
+        match (&mut part.configuration, coverage.configuration.clone()) {
+            (Some(known), Some(found)) => known.merge(found),
+            (known, found) => *known = known.take().or(found),
         }
     }
     all
@@ -185,7 +197,7 @@ fn occurrence(before: &Condition) -> String {
 mod tests {
     use refit_core::{
         change::{
-            Difference, OnUncovered, Part, Patches, cover::Claimed, diff::Change, path::Path,
+            Difference, OnUncovered, Part, Patches, Unclaimed, cover::Claimed, diff::Change, path::Path,
         },
         group::POLICY_UNDERSTOOD,
     };
@@ -233,7 +245,7 @@ mod tests {
                 kind: "M".into(),
                 name: "m".into(),
                 change: Change { path: Path::of(&["spec", updater]), from: None, to: None },
-                refused: None,
+                why: Unclaimed::NoUpdater,
             };
             let claimed = Claimed {
                 difference,

@@ -7,7 +7,7 @@ use refit_cluster_api::kinds::Machine;
 use refit_core::{
     ask::{Ask, BundleExpected, Offer, adopting, ask, bundle_for, parts, without_bundle},
     change::{
-        Objects, Part, Updater,
+        ConfigurationUpdater, Objects, Part, Updater,
         asked::{asked, objects_asked, parts_asked},
         goal as goal_of,
         goal::GoalError,
@@ -18,7 +18,7 @@ use refit_core::{
 };
 use refit_kinds::{
     canonical::REFIT,
-    refit::{ChangePart, Goal, GroupBundle, NodeUpdate, UpdateGroup, UpdatePart},
+    refit::{CONFIGURATION, ChangePart, Goal, GroupBundle, NodeUpdate, UpdateGroup, UpdatePart},
 };
 use refit_runtime::{ObjectKey, apply::Ensured, foreign::ForeignObject};
 use serde_json::Value;
@@ -243,8 +243,10 @@ impl Request<'_> {
     fn wanted(&self, group: Option<&UpdateGroup>) -> Result<Wanted, NotKnown> {
         let status = group.and_then(|group| group.status.as_ref());
         let change = status.map_or(&[][..], |status| &status.change);
-        let is_there =
-            |part: &&ChangePart| self.updaters.iter().any(|updater| updater.name() == part.updater);
+        let is_there = |part: &&ChangePart| {
+            part.updater == CONFIGURATION
+                || self.updaters.iter().any(|updater| updater.name() == part.updater)
+        };
         if let Some(missing) = change.iter().find(|part| !is_there(part)) {
             return Err(NotKnown(format!(
                 "Updater {}, which covers a part of the change, is not there, not accepted, or not for \
@@ -253,7 +255,14 @@ impl Request<'_> {
             )));
         }
         let covers = |updater: &&Updater| change.iter().any(|part| part.updater == updater.name());
-        let updaters: Vec<Updater> = self.updaters.iter().filter(covers).cloned().collect();
+        let mut updaters: Vec<Updater> = self.updaters.iter().filter(covers).cloned().collect();
+        let configured = change.iter().find(|part| part.updater == CONFIGURATION);
+        updaters.extend(configured.map(|part| {
+            Updater::Configuration(ConfigurationUpdater {
+                changed: part.configuration.clone(),
+                ..ConfigurationUpdater::default()
+            })
+        }));
         let goal =
             goal_of(&self.desired, &updaters).map_err(|error| NotKnown(error.to_string()))?;
         let bundle = status.and_then(|status| status.bundle.as_deref().cloned());

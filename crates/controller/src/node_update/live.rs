@@ -2,21 +2,22 @@
 //!
 //! The caches may be behind: after an outage, through a half-open stream, or for one kind alone.
 //! `refit_core::node::requires_live_read` and `requires_live_settings` list which writes must not
-//! rest on them; `requires_drain_ahead`, which need a look at what no cache has.
+//! rest on them; `requires_drain_ahead` and `requires_live_configuration`, which need a look at what no cache has.
 
-use std::fmt::Debug;
+use std::{fmt::Debug, sync::Arc};
 
 use k8s_openapi::NamespaceResourceScope;
 use kube::{Api, Client, Resource, ResourceExt as _};
 use refit_cluster_api::kinds::{Machine, MachineDeployment, MachineSet};
 use refit_core::node::{
-    Decision, Snapshot, requires_drain_ahead, requires_live_read, requires_live_settings,
+    ConfigurationValues, Decision, Snapshot, requires_drain_ahead, requires_live_configuration,
+    requires_live_read, requires_live_settings,
 };
 use refit_kinds::{
     keys,
     refit::{HostSettings, NodeUpdate},
 };
-use refit_runtime::{ObjectKey, Store, store};
+use refit_runtime::{ObjectKey, Store, apply, foreign::ForeignObject, store};
 use serde::de::DeserializeOwned;
 
 use super::look::{Look, WorkloadCluster};
@@ -31,6 +32,9 @@ use crate::{
     workload_watch::{CONTROL_PLANE_PODS, control_plane_pods, nodes},
 };
 
+/// The version of KubeadmConfigs whose fields are known.
+const KUBEADM_CONFIG_VERSION: &str = "v1beta2";
+
 /// What must be read live before a write.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Needs {
@@ -38,6 +42,8 @@ pub(super) struct Needs {
     machines: bool,
     /// The HostSettings of the namespace.
     settings: bool,
+    /// The KubeadmConfig of the Machine.
+    pub(super) configuration: bool,
     /// What the drain of the node would find.
     pub(super) drain_ahead: bool,
 }
@@ -50,6 +56,7 @@ impl Needs {
         Self {
             machines,
             settings: requires_live_settings(&look.snapshot, decision),
+            configuration: requires_live_configuration(&look.snapshot, decision),
             drain_ahead: requires_drain_ahead(&look.snapshot, decision, ctx.clock.now()),
         }
     }
@@ -58,6 +65,7 @@ impl Needs {
     pub(super) fn exceeds(self, read: Self) -> bool {
         self.machines && !read.machines
             || self.settings && !read.settings
+            || self.configuration && !read.configuration
             || self.drain_ahead && !read.drain_ahead
     }
 }
@@ -81,6 +89,31 @@ async fn read_settings(ctx: &Context, look: &Look) -> Result<(), ReadError> {
     let read = store::read_now(api, "", None, &ctx.stores.host_settings, covers);
     // HostSettings that cannot be read are a refusal of their own.
     read.await.map(drop).map_err(ReadError::management("the list of HostSettings"))
+}
+
+/// Reads the KubeadmConfig of the Machine.
+pub(super) async fn read_configuration(
+    ctx: &Context,
+    look: &Look,
+) -> Result<ConfigurationValues, ReadError> {
+    let machine = look.snapshot.own_machine();
+    let config = machine.and_then(|machine| machine.spec.bootstrap.config_ref.as_ref());
+    let Some(config) = config else { return Ok(ConfigurationValues::Read(None)) };
+    let object = ForeignObject {
+        group: config.api_group.clone(),
+        version: Some(KUBEADM_CONFIG_VERSION.to_owned()),
+        kind: config.kind.clone(),
+        namespace: look.snapshot.update.namespace().unwrap_or_default(),
+        name: config.name.clone(),
+    };
+    match ctx.foreign.read(&ctx.client, &object).await {
+        Ok(mut found) => Ok(ConfigurationValues::Read(Some(Arc::new(found["spec"].take())))),
+        Err(error) if apply::is_not_found(&error) => Ok(ConfigurationValues::Read(None)),
+        Err(error) => {
+            let what = format!("a read of {} {}", config.kind, config.name);
+            Err(ReadError::management(what)(error))
+        }
+    }
 }
 
 async fn read_machines(ctx: &Context, look: &Look) -> Result<(), ReadError> {

@@ -8,7 +8,7 @@ use refit_core::{
     change::updaters::accepted,
     group::{Other, Pace, Queued, RolloutKey, failure_of, holds, waits_for_turn},
     node::{
-        ControlPlaneMember, Decision, Group, GroupState, Leaving, MachineView, NodeView,
+        ConfigurationValues, ControlPlaneMember, Decision, Group, GroupState, Leaving, MachineView, NodeView,
         OtherMachines, Others, Replacer, Seen, Snapshot, StaticPod, Workload, decide, from_bundle,
         has_brought_version, is_available, member_problem, speaker,
     },
@@ -117,6 +117,7 @@ impl Look {
             drain: known.map(|machine| live_drain_policy(ctx, machine)).unwrap_or_default(),
             settings,
             settings_refused,
+            configuration: ConfigurationValues::Unread,
             updater_refused: updater_refused(stores, &update),
             reboot: ctx.settings.reboot,
             owner_version: owner
@@ -154,9 +155,11 @@ impl Look {
         let ahead = self.seen_mut().and_then(|seen| seen.ahead.take());
         let gates = self.group_mut().and_then(|group| group.gates.take());
         let refused = self.snapshot.refused.take();
+        let configuration = std::mem::take(&mut self.snapshot.configuration);
         let request = std::mem::take(&mut self.request);
         *self = Self { request, ..Self::read(ctx, update) };
         self.snapshot.refused = refused;
+        self.snapshot.configuration = configuration;
         if let Some(group) = self.group_mut().filter(|_| gates.is_some()) {
             group.gates = gates;
         }

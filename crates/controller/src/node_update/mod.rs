@@ -172,6 +172,9 @@ async fn attempt(ctx: &Context, key: &ObjectKey, look: &mut Look) -> anyhow::Res
 /// Makes the reads that a write needs.
 async fn read(ctx: &Context, look: &mut Look, needs: Needs) -> Result<(), ReadError> {
     live::read(ctx, look, needs).await?;
+    if needs.configuration {
+        look.snapshot.configuration = live::read_configuration(ctx, look).await?;
+    }
     if needs.drain_ahead {
         look_ahead_of_drain(ctx, look).await?;
     }

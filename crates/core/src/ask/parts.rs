@@ -43,12 +43,13 @@ pub fn parts(
     let host = by_host.then(|| Ok(UpdatePart::kubeadm()));
     let added = offer.goal.parts.iter().filter_map(|part| {
         let updater = offer.updaters.iter().find(|updater| updater.name() == part.updater)?;
-        let Updater::Added(added) = updater else {
-            return None;
-        };
         let reached = reached(&part.updater, &of_machine);
         let needed = reached != Some(&part.hash) || needs_version && updater.brings_version();
-        needed.then(|| added.part(&objects))
+        match updater {
+            Updater::Kubeadm => None,
+            Updater::Added(added) => needed.then(|| added.part(&objects)),
+            Updater::Configuration(updater) => needed.then(|| updater.part()).flatten().map(Ok),
+        }
     });
     host.into_iter().chain(added).collect()
 }
@@ -82,7 +83,11 @@ fn reached<'a>(updater: &str, updates: &[&'a NodeUpdate]) -> Option<&'a String> 
             let part = status.part(updater);
             part.state.has_begun() || part.gate >= Some(Gate::Upgrade)
         });
-        begun || reached_by(update, updater).is_some()
+        // What an agent has begun of its host's part is not known before its end.
+        let mut of_host = update.spec.host_parts();
+        let is_of_host = of_host.any(|(part, _)| part.updater == updater);
+        let has_plan = update.status.as_ref().is_some_and(|status| !status.steps.is_empty());
+        begun || is_of_host && has_plan || reached_by(update, updater).is_some()
     };
     updates.iter().rev().find(touched).and_then(|update| reached_by(update, updater))
 }

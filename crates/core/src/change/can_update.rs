@@ -9,6 +9,7 @@ use refit_kinds::{
 };
 
 use super::{
+    configuration::{ConfigurationRules, ConfigurationUpdater},
     cover::{Coverage, Updater, cover},
     not_ready::{NotReady, Unfinished},
     objects::{Level, Objects},
@@ -34,8 +35,11 @@ pub struct Known {
     /// The Machines of the control plane that must be updated before these workers. Empty for a
     /// control plane.
     pub control_plane: Vec<ControlPlaneMachine>,
-    /// The Updaters for these Machines, after those that are built in.
+    /// The Updaters for these Machines that operators have added.
     pub updaters: Vec<Updater>,
+    /// What the configuration of hosts may claim, after them; `None` if no host gets any: a task only brings machines to
+    /// a version.
+    pub configuration: Option<ConfigurationRules>,
     /// Whether the provider accepts what Updaters claim of infrastructure machines.
     pub provider: Provider,
     /// For workers of a control plane without Machines, as hosted and managed ones are: the version
@@ -146,7 +150,11 @@ pub fn can_update(level: Level, current: &Objects, desired: &Objects, known: &Kn
     let built_in = [Updater::Kubeadm];
     let by_provider = known.updaters.iter().any(Updater::brings_version);
     let built_in = built_in.iter().filter(|_| !by_provider);
-    let updaters: Vec<&Updater> = built_in.chain(&known.updaters).collect();
+    let configuration = known.configuration.clone().map(|rules| {
+        Updater::Configuration(ConfigurationUpdater { rules, ..ConfigurationUpdater::default() })
+    });
+    let updaters: Vec<&Updater> =
+        built_in.chain(&known.updaters).chain(&configuration).collect();
     let lowers = !by_provider && lowers(level, (&current.version(level), &stated), known);
     let coverage = cover(level, current, desired, returns || lowers, &updaters);
     let coverage = match &known.provider {

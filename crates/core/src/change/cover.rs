@@ -3,18 +3,23 @@
 use std::fmt;
 
 use refit_kinds::{
-    refit::{Disruption, KUBEADM, UpdatePart, UpdaterAction, UpdaterHost},
+    refit::{
+        CONFIGURATION, ChangedConfiguration, Disruption, KUBEADM, UpdatePart, UpdaterAction,
+        UpdaterHost,
+    },
     version::KubernetesVersion,
 };
 use serde_json::Value;
 
 use super::{
-    claim::{Claim, claims_all},
+    claim::{Claim, claims_all, machine_kind},
+    configuration::{self, ConfigurationUpdater},
     diff::{Change, MAX_CHANGES},
     host_part::{BadHostPart, host_part},
     kubeadm,
     objects::{Level, Objects, PARTS, Part, part_changes},
     patch::Patch,
+    path::Path,
     secrets::{holds_secret, is_secret},
 };
 
@@ -29,6 +34,8 @@ pub enum Updater {
     Kubeadm,
     /// An Updater that an operator has added.
     Added(AddedUpdater),
+    /// The configuration of hosts, from KubeadmConfigs: built in.
+    Configuration(ConfigurationUpdater),
 }
 
 /// An Updater that an operator has added.
@@ -43,11 +50,12 @@ pub struct AddedUpdater {
 }
 
 impl Updater {
-    /// Whether an operator has added it for some field of this object.
+    /// Whether it takes values of a change from this object.
     pub fn claims_some_of(&self, object: &Value) -> bool {
         match self {
             Self::Kubeadm => false,
             Self::Added(added) => added.claims.iter().any(|claim| claim.is_of(object)),
+            Self::Configuration(_) => is_kubeadm_config(object),
         }
     }
 }
@@ -69,6 +77,7 @@ impl Updater {
         match self {
             Self::Kubeadm => KUBEADM,
             Self::Added(added) => &added.part.updater,
+            Self::Configuration(_) => CONFIGURATION,
         }
     }
 
@@ -77,46 +86,71 @@ impl Updater {
         match self {
             Self::Kubeadm => true,
             Self::Added(added) => added.part.brings_version(),
+            Self::Configuration(_) => false,
         }
     }
 
     /// Whether the updater does nothing about what it claims.
     fn leaves(&self) -> bool {
         match self {
-            Self::Kubeadm => false,
+            Self::Kubeadm | Self::Configuration(_) => false,
             Self::Added(added) => added.part.action == UpdaterAction::Leave,
         }
     }
 
-    /// How its changes disturb a machine.
-    fn disruption(&self) -> Disruption {
+    /// What the updater makes of the changes that differ.
+    fn claimed(&self, changes: PartChanges, case: &Case<'_>) -> Claims {
         match self {
-            Self::Kubeadm => Disruption::Drain,
-            Self::Added(added) => added.part.disruption,
+            Self::Kubeadm => Claims::of(kubeadm::claimed(changes, case), Disruption::Drain),
+            Self::Added(added) => Claims::of(added.claimed(changes, case), added.part.disruption),
+            Self::Configuration(updater) => {
+                let found = configuration::find(&updater.rules, changes, case);
+                let changed = found.changed;
+                let disruption =
+                    changed.as_ref().map_or(Disruption::None, |changed| changed.disruption);
+                Claims { claimed: found.claimed, disruption, changed, reasons: found.reasons }
+            }
         }
     }
+}
 
-    /// The changes that the updater claims, of those that differ.
+impl AddedUpdater {
+    /// The changes that its claims name.
     fn claimed(&self, changes: PartChanges, case: &Case<'_>) -> PartChanges {
-        match self {
-            Self::Kubeadm => kubeadm::claimed(changes, case),
-            Self::Added(added) if added.part.brings_version() => {
-                let with_version = kubeadm::claimed(changes.clone(), case);
-                let is_possible =
-                    kubeadm::is_reachable(case) || case.from_version == case.to_version;
-                let claimed = |(part, change): &(Part, Change)| {
-                    is_possible && case.is_claimed(&added.claims, *part, change)
-                };
-                let is_claimed = |one: &(Part, Change)| with_version.contains(one) || claimed(one);
-                changes.into_iter().filter(is_claimed).collect()
-            }
-            Self::Added(added) => {
-                let is_claimed =
-                    |(part, change): &(Part, Change)| case.is_claimed(&added.claims, *part, change);
-                changes.into_iter().filter(is_claimed).collect()
-            }
+        let claimed =
+            |(part, change): &(Part, Change)| case.is_claimed(&self.claims, *part, change);
+        if !self.part.brings_version() {
+            return changes.into_iter().filter(claimed).collect();
         }
+        let with_version = kubeadm::claimed(changes.clone(), case);
+        let is_possible = kubeadm::is_reachable(case) || case.from_version == case.to_version;
+        let is_claimed =
+            |one: &(Part, Change)| with_version.contains(one) || is_possible && claimed(one);
+        changes.into_iter().filter(is_claimed).collect()
     }
+}
+
+/// What an updater makes of some changes.
+struct Claims {
+    /// Those that it makes.
+    claimed: PartChanges,
+    /// How they disturb a machine.
+    disruption: Disruption,
+    /// What they are, if they are of the configuration of hosts.
+    changed: Option<ChangedConfiguration>,
+    /// Why it does not make others, which no other updater could.
+    reasons: Vec<(Path, String)>,
+}
+
+impl Claims {
+    fn of(claimed: PartChanges, disruption: Disruption) -> Self {
+        Self { claimed, disruption, changed: None, reasons: Vec::new() }
+    }
+}
+
+fn is_kubeadm_config(object: &Value) -> bool {
+    let kind = object.get("kind").and_then(Value::as_str).unwrap_or_default();
+    machine_kind(kind) == "KubeadmConfig"
 }
 
 /// What an updater may use to decide.
@@ -179,8 +213,20 @@ pub struct Difference {
     pub name: String,
     /// What differs.
     pub change: Change,
-    /// Why the API server refuses the change, in its words.
-    pub refused: Option<String>,
+    /// Why none makes it.
+    pub why: Unclaimed,
+}
+
+/// Why no updater makes a change.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Unclaimed {
+    /// None claims it.
+    #[default]
+    NoUpdater,
+    /// The API server refuses it, in these words.
+    Refused(String),
+    /// A running host cannot get it from the KubeadmConfig, for this reason.
+    Configuration(String),
 }
 
 /// A change that an updater claims.
@@ -215,6 +261,8 @@ pub struct Coverage {
     pub patches: Patches,
     /// Claimed changes, in the order of the claims.
     pub claimed: Vec<Claimed>,
+    /// What of the claimed changes is the configuration of hosts.
+    pub configuration: Option<ChangedConfiguration>,
     /// Changes that no updater claimed.
     pub uncovered: Vec<Difference>,
 }
@@ -231,10 +279,11 @@ impl Coverage {
         all.filter(|difference| difference.part == Part::Infrastructure)
     }
 
-    /// Whether the built-in updater makes one of the changes, or no change is claimed: then the
-    /// agents on the hosts are needed.
+    /// Whether a built-in updater makes one of the changes, or no change is claimed: then the agents
+    /// on the hosts are needed.
     pub(super) fn needs_agents(&self) -> bool {
-        self.claimed.is_empty() || self.claimed.iter().any(|claimed| claimed.updater == KUBEADM)
+        let by_host = |claimed: &Claimed| [KUBEADM, CONFIGURATION].contains(&&*claimed.updater);
+        self.claimed.is_empty() || self.claimed.iter().any(by_host)
     }
 
     /// Whether the machines may be unavailable meanwhile.
@@ -243,7 +292,7 @@ impl Coverage {
         self.claimed.is_empty() || self.claimed.iter().any(disturbs)
     }
 
-    /// The changes that added Updaters claim.
+    /// The changes that other updaters than that of the version claim.
     pub fn of_updaters(&self) -> impl Iterator<Item = &Claimed> {
         self.claimed.iter().filter(|claimed| claimed.updater != KUBEADM)
     }
@@ -256,7 +305,7 @@ impl Coverage {
         let of_infrastructure = |claimed: &Claimed| claimed.difference.part == Part::Infrastructure;
         let refused = self.claimed.iter().filter(|claimed| of_infrastructure(claimed));
         let refused = refused.map(|claimed| Difference {
-            refused: Some(shorten(why, REFUSAL_CHARACTERS)),
+            why: Unclaimed::Refused(shorten(why, REFUSAL_CHARACTERS)),
             ..claimed.difference.clone()
         });
         self.uncovered = refused.chain(self.uncovered.iter().cloned()).collect();
@@ -288,11 +337,12 @@ pub fn cover(
             kind: word(named, "/kind"),
             name: word(named, "/metadata/name"),
             change,
-            refused: None,
+            why: Unclaimed::NoUpdater,
         }
     };
     let mut patched = current.clone();
     let mut coverage = Coverage::default();
+    let mut reasons: Vec<(Path, String)> = Vec::new();
     for updater in updaters {
         let case = Case {
             level,
@@ -307,8 +357,10 @@ pub fn cover(
         if changes.len() > MAX_CHANGES {
             break;
         }
-        let claimed = updater.claimed(changes, &case);
-        for (part, change) in claimed {
+        let claims = updater.claimed(changes, &case);
+        coverage.configuration = coverage.configuration.or(claims.changed);
+        reasons.extend(claims.reasons);
+        for (part, change) in claims.claimed {
             if let Some(object) = patched.part_mut(part) {
                 change.apply(object);
             }
@@ -316,7 +368,7 @@ pub fn cover(
                 difference: difference((part, change)),
                 updater: updater.name().to_owned(),
                 is_left: updater.leaves(),
-                disruption: updater.disruption(),
+                disruption: claims.disruption,
             });
         }
     }
@@ -327,7 +379,13 @@ pub fn cover(
         bootstrap: between(Part::Bootstrap),
     };
     let rest = all_changes(level, &patched, desired);
-    coverage.uncovered = rest.into_iter().map(difference).collect();
+    let explained = |(part, change): (Part, Change)| {
+        let of_config = part == Part::Bootstrap;
+        let mut reasons = reasons.iter().filter(|(path, _)| of_config && *path == change.path);
+        let why = reasons.next().map(|(_, why)| Unclaimed::Configuration(why.clone()));
+        Difference { why: why.unwrap_or_default(), ..difference((part, change)) }
+    };
+    coverage.uncovered = rest.into_iter().map(explained).collect();
     coverage
 }
 
@@ -372,10 +430,12 @@ impl Difference {
 
 impl fmt::Display for Difference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.refused {
-            None => f.write_str(&self.line("no updater")),
-            Some(why) => f.write_str(&self.line(&format!("the API server refuses it: {why}"))),
-        }
+        let why = match &self.why {
+            Unclaimed::NoUpdater => "no updater".to_owned(),
+            Unclaimed::Refused(why) => format!("the API server refuses it: {why}"),
+            Unclaimed::Configuration(why) => format!("{CONFIGURATION}: {why}"),
+        };
+        f.write_str(&self.line(&why))
     }
 }
 

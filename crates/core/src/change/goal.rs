@@ -1,12 +1,13 @@
 //! The desired state of a Machine that an update must reach.
 
 use refit_kinds::{
-    refit::{Goal, GoalPart},
+    refit::{CONFIGURATION, Goal, GoalPart},
     version::StatedVersion,
 };
 
 use super::{
     claim::hash_of,
+    configuration::hash_of_configuration,
     cover::Updater,
     objects::{Level, Objects, PARTS},
 };
@@ -35,6 +36,10 @@ pub fn goal(desired: &Objects, updaters: &[Updater]) -> Result<Goal, GoalError> 
         Updater::Added(added) => Some(GoalPart {
             updater: added.part.updater.clone(),
             hash: hash_of(&added.claims, &objects)?,
+        }),
+        Updater::Configuration(_) => Some(GoalPart {
+            updater: CONFIGURATION.to_owned(),
+            hash: hash_of_configuration(desired.bootstrap.as_ref()?.get("spec")?),
         }),
     };
     let parts = updaters.iter().filter_map(part).collect();

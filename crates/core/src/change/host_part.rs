@@ -57,7 +57,7 @@ pub(super) fn host_part(
     };
     let brings_kubelet = *brings_kubelet;
     let os_image = OsImageArgs { name, url, sha384, brings_kubelet, health_checks: Vec::new() };
-    Ok(HostPart { os_image })
+    Ok(HostPart::OsImage(os_image))
 }
 
 /// The file name in a URL, without its extension.

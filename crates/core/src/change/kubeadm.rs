@@ -9,7 +9,7 @@ use refit_kinds::version::Hop;
 use super::{
     cover::{Case, PartChanges},
     diff::{Change, MAX_CHANGES, changes},
-    objects::{Level, Part, root},
+    objects::{Level, Objects, Part, root},
     path::Path,
 };
 
@@ -18,7 +18,9 @@ pub(super) fn claimed(changes: PartChanges, case: &Case<'_>) -> PartChanges {
         return Vec::new();
     }
     let version = root(case.level).key("version");
-    let real = changes_that_matter(case);
+    let real = changes_that_matter(case, case.current);
+    let real: Option<BTreeSet<Path>> =
+        real.map(|real| real.into_iter().map(|change| change.path).collect());
     let is_claimed = |(part, change): &(Part, Change)| match part {
         Part::Owner => change.path == version && is_reachable(case),
         // Refit does not manage the infrastructure machine. A template that was only renamed has
@@ -42,14 +44,14 @@ pub(super) fn is_reachable(case: &Case<'_>) -> bool {
     }
 }
 
-/// The paths of the bootstrap config whose change affects a machine that is already running; `None`
-/// if the config is new or goes, or if there are too many to list.
+/// The changes of the bootstrap config that affect a machine that is already running, if it is now as in `current`;
+/// `None` if the config is new or goes, or if there are too many to list.
 ///
 /// They are what remains after both sides are stripped of everything that Cluster API itself rewrites
 /// for a version bump or ignores in its comparison.
-fn changes_that_matter(case: &Case<'_>) -> Option<BTreeSet<Path>> {
+pub(super) fn changes_that_matter(case: &Case<'_>, current: &Objects) -> Option<Vec<Change>> {
     let level = case.level;
-    let mut from = case.current.bootstrap_spec(level)?.clone();
+    let mut from = current.bootstrap_spec(level)?.clone();
     let to = case.desired.bootstrap_spec(level)?;
     // An initialised machine is compared as if it had joined. If the desired side has an init
     // configuration, Cluster API has already converted the current one.
@@ -59,5 +61,5 @@ fn changes_that_matter(case: &Case<'_>) -> Option<BTreeSet<Path>> {
     let from = normalised(&from, case.from_version);
     let to = normalised(to, case.to_version);
     let real = changes(&root(level), Some(&from), Some(&to));
-    (real.len() <= MAX_CHANGES).then(|| real.into_iter().map(|change| change.path).collect())
+    (real.len() <= MAX_CHANGES).then_some(real)
 }

@@ -8,6 +8,7 @@
 //! | [`mod@cover`] | which updater claims which difference, and what remains |
 //! | [`claim`] | which paths an Updater claims |
 //! | [`claim_path`] | the patterns of paths in claims |
+//! | [`configuration`] | the built-in updater of the configuration of hosts |
 //! | [`kubeadm`] | the built-in updater: a version, and changes that follow from a version bump |
 //! | [`host_part`] | what the agent on the host does for an Updater |
 //! | [`mod@goal`] | the normalised desired state of a Machine |
@@ -24,6 +25,7 @@ pub mod asked;
 pub mod can_update;
 pub mod claim;
 pub mod claim_path;
+pub mod configuration;
 pub mod cover;
 pub mod diff;
 pub mod goal;
@@ -44,7 +46,12 @@ pub mod verify;
 pub use can_update::can_update;
 pub use claim::{Claim, machine_kind};
 pub use claim_path::{BadClaimPath, ClaimPath};
-pub use cover::{AddedUpdater, Coverage, Difference, PartChanges, Patches, Updater, cover};
+pub use configuration::{
+    ConfigurationRules, ConfigurationUpdater, PlannedConfiguration, hash_of_configuration, planned,
+};
+pub use cover::{
+    AddedUpdater, Coverage, Difference, PartChanges, Patches, Unclaimed, Updater, cover,
+};
 pub use goal::goal;
 pub use not_ready::NotReady;
 pub use objects::{Level, Objects, Part};

@@ -139,6 +139,9 @@ pub enum NotReady {
         /// The words of the API server.
         why: String,
     },
+    /// It is not known which NodeDisruptionPolicy applies, and so how a change disturbs the machines.
+    #[strum(transparent)]
+    DisruptionPolicy(Refusal),
     /// What Updaters are to do could not be recorded in the UpdateGroup.
     NotRecorded {
         /// What failed.
@@ -266,6 +269,7 @@ impl fmt::Display for NotReady {
                 "an Updater claims a change of {object}, and Refit lacks the permission to ask whether its \
                  provider accepts the change: {why}"
             ),
+            Self::DisruptionPolicy(refusal) => f.write_str(&refusal.sentence()),
             Self::NotRecorded { error } => {
                 write!(f, "what Updaters are to do about the change could not be recorded: {error}")
             }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use jiff::SignedDuration;
-use refit_kinds::keys;
+use refit_kinds::{keys, refit::Disruption};
 
 use crate::node::parse_limit;
 
@@ -32,6 +32,10 @@ pub struct Policy {
     /// How long an agent may be silent during an update before its host counts as lost; `None` for
     /// ever.
     pub host_lost_after: Option<SignedDuration>,
+    /// How commands of a KubeadmConfig disturb a host on which they run again; `None` if they must not.
+    pub rerun: Option<Disruption>,
+    /// sha256 of values of Secrets, by name and key.
+    pub secrets: BTreeMap<(String, String), String>,
     /// Annotation and value that are invalid; the policy is then Preserve.
     pub not_understood: Option<(String, String)>,
 }
@@ -60,8 +64,8 @@ pub struct PolicyDefaults {
 /// Reads the policy from the annotations of owner and Cluster, in this order, or else the default.
 ///
 /// An invalid value falls back to the safe choice: `Preserve` for `on-uncovered`, in place for
-/// `in-place` (the opposite replaces machines), a guard for `remediation-guard`, `Leave` for `single-replica`, and the
-/// default for `host-lost-after`.
+/// `in-place` (the opposite replaces machines), a guard for `remediation-guard`, `Leave` for `single-replica`, the default
+/// for `host-lost-after`, and none for `rerun-commands` and `secret-sha256`.
 pub fn policy(
     owner: &BTreeMap<String, String>,
     cluster: &BTreeMap<String, String>,
@@ -109,7 +113,44 @@ pub fn policy(
             default.host_lost_after
         }
     };
-    Policy { on_uncovered, disabled, unguarded, single_replica_in_place, host_lost_after, ..policy }
+    let rerun = match setting(keys::RERUN_COMMANDS) {
+        None => None,
+        Some("None") => Some(Disruption::None),
+        Some("Restart") => Some(Disruption::Restart),
+        Some("Drain") => Some(Disruption::Drain),
+        Some("Reboot") => Some(Disruption::Reboot),
+        Some(other) => {
+            record_invalid(keys::RERUN_COMMANDS, other);
+            None
+        }
+    };
+    let sums = setting(keys::SECRET_SHA256).unwrap_or_default();
+    let secrets = secret_sums(sums).unwrap_or_else(|| {
+        record_invalid(keys::SECRET_SHA256, sums);
+        BTreeMap::new()
+    });
+    Policy {
+        on_uncovered,
+        disabled,
+        unguarded,
+        single_replica_in_place,
+        host_lost_after,
+        rerun,
+        secrets,
+        ..policy
+    }
+}
+
+/// Reads `NAME/KEY=SHA256`, separated by commas; `None` if it is anything else.
+fn secret_sums(text: &str) -> Option<BTreeMap<(String, String), String>> {
+    let one = |entry: &str| {
+        let (at, sum) = entry.split_once('=')?;
+        let (name, key) = at.split_once('/')?;
+        let is_sum = sum.len() == 64 && sum.chars().all(|c| c.is_ascii_hexdigit());
+        let is_known = is_sum && !name.is_empty() && !key.is_empty();
+        is_known.then(|| ((name.to_owned(), key.to_owned()), sum.to_ascii_lowercase()))
+    };
+    text.split(',').map(str::trim).filter(|entry| !entry.is_empty()).map(one).collect()
 }
 
 #[cfg(test)]

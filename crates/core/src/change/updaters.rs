@@ -12,7 +12,7 @@ use refit_kinds::{
     canonical::K8SD,
     conditions,
     refit::{
-        self, Disruption, KUBEADM, ObjectClaim, Owner, ProviderPart, UpdatePart, UpdaterAction,
+        self, CONFIGURATION, Disruption, KUBEADM, ObjectClaim, Owner, ProviderPart, UpdatePart, UpdaterAction,
         UpdaterHook, UpdaterHost, UpdaterSelector, UpdaterSpec, UpdaterStatus,
     },
 };
@@ -135,7 +135,7 @@ pub fn accepted(updater: &refit::Updater) -> Result<Updater, BadUpdater> {
     let UpdaterSpec { action, disruption, timeout_seconds, hook, host, template, verify, .. } =
         &updater.spec;
     let name = updater.name_any();
-    if [KUBEADM, K8SD].contains(&&*name) {
+    if [KUBEADM, CONFIGURATION, K8SD].contains(&&*name) {
         return Err(BadUpdater::NameTaken(name));
     }
     let disruption = match action {

@@ -15,7 +15,7 @@ use super::{
     order::{is_newer, is_unfinished},
     preflight::{Begun, Point, Preflight},
     seen::{NodeView, Workload},
-    snapshot::{Decision, GroupState, ManagementWrite, Snapshot, WorkloadWrite, Write},
+    snapshot::{ConfigurationValues, Decision, GroupState, ManagementWrite, Snapshot, WorkloadWrite, Write},
     status::Standing,
     work::{Work, is_control_plane},
 };
@@ -128,6 +128,13 @@ pub fn requires_live_settings(s: &Snapshot, decision: &Decision) -> bool {
     }
 }
 
+/// Whether a write creates a plan with values of the KubeadmConfig, which was not read.
+pub fn requires_live_configuration(s: &Snapshot, decision: &Decision) -> bool {
+    requires_live_settings(s, decision)
+        && s.update.spec.configuration().is_some()
+        && s.configuration == ConfigurationValues::Unread
+}
+
 fn disturbs(s: &Snapshot, write: &Write) -> bool {
     use ManagementWrite::{
         Again, ClaimSlot, Guard, MachineCondition, ReleaseSlot, Status, Unguard, Withdraw,
@@ -161,7 +168,7 @@ pub(super) fn nothing_to_do() -> Standing {
     Standing::failed(
         "NothingToDo",
         "the goal asks for nothing on this host: it has neither a Kubernetes version for kubeadm, nor an OS image, nor \
-         certificates",
+         certificates, nor a change of its KubeadmConfig",
     )
 }
 
@@ -265,6 +272,8 @@ impl Work<'_> {
         self.common_refusal()
             .or_else(|| self.s.settings_refused.clone())
             .or_else(|| self.two_os_images())
+            .or_else(|| self.configuration_conflict())
+            .or_else(|| self.configuration_changed())
             .or_else(|| self.would_be_replaced())
             .or_else(|| self.preflight()?.refusal(Point::Prepare))
             .or_else(|| self.silent_agent())
@@ -316,14 +325,34 @@ impl Work<'_> {
 
     /// Two sources must not install one OS image each.
     fn two_os_images(&self) -> Option<Refusal> {
-        let updaters = self.s.update.spec.host_parts();
-        let updaters = updaters.map(|(part, _)| format!("Updater {}", part.updater));
+        let parts = self.s.update.spec.host_parts();
+        let with_image = parts.filter(|(_, host)| host.os_image().is_some());
+        let updaters: Vec<String> =
+            with_image.map(|(part, _)| format!("Updater {}", part.updater)).collect();
+        let is_of_updater = !updaters.is_empty();
         let settings = self.s.settings.os_image.is_some();
-        let all: Vec<String> =
-            updaters.chain(settings.then(|| "a HostSettings".to_owned())).collect();
-        let is_of_updater = self.s.update.spec.host_parts().next().is_some();
+        let of_settings = settings.then(|| "a HostSettings".to_owned());
+        let all: Vec<String> = updaters.into_iter().chain(of_settings).collect();
         (is_of_updater && all.len() > 1)
             .then(|| Refusal::OsImageConflict { sources: all.join(" and ") })
+    }
+
+    /// Two sources must not set one thing each.
+    fn configuration_conflict(&self) -> Option<Refusal> {
+        let what = self.workers.host.set_twice(self.s)?;
+        Some(Refusal::ConfigurationConflict { what })
+    }
+
+    /// A plan has the values that its goal was made of.
+    fn configuration_changed(&self) -> Option<Refusal> {
+        let machine = self.s.own_machine()?;
+        let why = self.workers.host.configuration_differs(self.s)?;
+        let config = &machine.spec.bootstrap.config_ref;
+        let object = config.as_ref().map_or_else(
+            || format!("Machine {}", self.machine_name()),
+            |config| format!("{} {}", config.kind, config.name),
+        );
+        Some(Refusal::ConfigurationChanged { object, why })
     }
 
     fn older_unfinished(&self) -> Option<&NodeUpdate> {

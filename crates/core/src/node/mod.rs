@@ -83,7 +83,7 @@ pub use drain_sort::{
 };
 pub use gate::{
     awaits_budget, awaits_gates, awaits_request, requires_drain_ahead, requires_gates,
-    requires_live_read, requires_live_settings,
+    requires_live_configuration, requires_live_read, requires_live_settings,
 };
 pub use health::control_plane_health;
 pub use health::member_problem;
@@ -108,7 +108,7 @@ pub use prune::{KEPT_FOR, KEPT_UPDATES, prunable};
 pub use role::decide_role;
 pub use seen::{ControlPlaneMember, ImageVersion, NodeView, Seen, StaticPod, Workload};
 pub use snapshot::{
-    Announcement, Decision, EvictionRefusal, Group, GroupState, Leaving, ManagementWrite,
+    Announcement, ConfigurationValues, Decision, EvictionRefusal, Group, GroupState, Leaving, ManagementWrite,
     OtherMachines, Others, PodRef, ProviderOrder, Providers, Replacer, Severity, Snapshot,
     WorkloadWrite, Write,
 };

@@ -18,6 +18,7 @@ use refit_kinds::{
     },
     version::StatedVersion,
 };
+use serde_json::Value;
 
 use super::{
     drain_ladder::Removal,
@@ -49,6 +50,8 @@ pub struct Snapshot {
     pub drain: DrainChoice,
     /// Host settings, in addition to the Kubernetes version.
     pub settings: PlanSettings,
+    /// The KubeadmConfig of the Machine.
+    pub configuration: ConfigurationValues,
     /// Why the settings cannot be read: nothing new starts until they can.
     pub settings_refused: Option<Refusal>,
     /// Why an Updater of this update cannot be called: nothing new starts until it can.
@@ -126,6 +129,16 @@ impl Snapshot {
         let mut missing = self.update.spec.provider_parts().filter(|part| !is_known(part));
         missing.any(|part| releases || was_made(part))
     }
+}
+
+/// The KubeadmConfig of a Machine: only a plan that applies something of it needs its values.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub enum ConfigurationValues {
+    /// It was not read.
+    #[default]
+    Unread,
+    /// Its spec, as it was read right before a plan is made; `None` if the Machine has none.
+    Read(Option<Arc<Value>>),
 }
 
 /// The objects of providers for a Machine.

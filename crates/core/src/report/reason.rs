@@ -102,6 +102,8 @@ impl RefusalReason {
             | Self::HostSettingsUnreadable
             | Self::HostSettingsConflict
             | Self::OsImageConflict
+            | Self::ConfigurationChanged
+            | Self::ConfigurationConflict
             | Self::UpdaterUnusable
             | Self::ApiUnreachable
             | Self::ClusterTooLarge

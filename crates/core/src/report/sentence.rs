@@ -98,6 +98,12 @@ impl Refusal {
                 "waiting until one of {sources} installs the OS image, and not both: remove it from \
                  one of them, and retry the update"
             ),
+            Self::ConfigurationChanged { object, why } => format!(
+                "waiting for the next request: {object} has changed since this update was made: {why}"
+            ),
+            Self::ConfigurationConflict { what } => format!(
+                "waiting until only one of KubeadmConfig and HostSettings sets {what}: remove it from the HostSettings"
+            ),
             Self::HostUnreadable { node, why } => format!(
                 "waiting until the agent on node {node} can read the state of its host: {why}"
             ),

@@ -42,6 +42,11 @@ fn all() -> Vec<Refusal> {
         Refusal::UpdaterFails { updater: s("memory"), message: s("no answer.") },
         Refusal::UpdaterNotVerified { updater: s("memory"), why: s("ready is false") },
         Refusal::OsImageConflict { sources: s("Updater image and a HostSettings") },
+        Refusal::ConfigurationChanged {
+            object: s("KubeadmConfig m"),
+            why: s("it has no file /etc/motd"),
+        },
+        Refusal::ConfigurationConflict { what: s("file /etc/motd") },
         Refusal::NoFreshReport { node: "n".into() },
         Refusal::HostUnreadable { node: "n".into(), why: s("packages: the database is locked") },
         Refusal::AgentTooOld { node: "n".into(), step: StepType::Reboot },

@@ -2,6 +2,7 @@
 
 mod cluster_upgrade;
 mod cluster_upgrade_plan;
+mod configuration_part;
 mod extra_capacity;
 mod gates;
 mod goal;
@@ -27,6 +28,7 @@ mod windows;
 use cluster_upgrade::default_start_within;
 pub use cluster_upgrade::*;
 pub use cluster_upgrade_plan::*;
+pub use configuration_part::*;
 pub use extra_capacity::*;
 pub use gates::*;
 pub use goal::*;

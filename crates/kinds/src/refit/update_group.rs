@@ -5,7 +5,9 @@ use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{ClaimId, GroupRollout, MachineUid, Pacing, UpdaterAction};
+use super::{
+    ClaimId, ConfigurationPart, Disruption, GroupRollout, MachineUid, Pacing, UpdaterAction,
+};
 use crate::version::KubernetesVersion;
 
 /// One control plane, MachineDeployment or standalone MachineSet: its slots, what blocks it and how
@@ -214,6 +216,27 @@ pub struct ChangePart {
     pub action: UpdaterAction,
     /// The paths, as in `uncovered`.
     pub paths: Vec<String>,
+    /// For `kubeadm-config`: what is applied to the hosts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub configuration: Option<ChangedConfiguration>,
+}
+
+/// What is applied of a KubeadmConfig, and how that disturbs the machines.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ChangedConfiguration {
+    /// What is applied.
+    pub part: ConfigurationPart,
+    /// How it disturbs each machine.
+    pub disruption: Disruption,
+}
+
+impl ChangedConfiguration {
+    /// Adds what another call about the same change has found.
+    pub fn merge(&mut self, other: Self) {
+        self.part.merge(other.part);
+        self.disruption = self.disruption.max(other.disruption);
+    }
 }
 
 /// A claimed slot.

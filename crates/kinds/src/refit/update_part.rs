@@ -5,8 +5,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Disruption, Gate, NodeUpdateSpec, NodeUpdateStatus, OsImageArgs, StepState, UpdaterAction,
-    UpdaterTemplate,
+    CONFIGURATION, ConfigurationPart, Disruption, Gate, NodeUpdateSpec, NodeUpdateStatus,
+    OsImageArgs, StepState, UpdaterAction, UpdaterTemplate, host_step::one_member,
 };
 use crate::canonical::K8SD;
 
@@ -17,7 +17,7 @@ pub const KUBEADM: &str = "kubeadm";
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct UpdatePart {
-    /// `kubeadm`, `k8sd`, or the name of an Updater.
+    /// `kubeadm`, `kubeadm-config`, `k8sd`, or the name of an Updater.
     #[schemars(length(min = 1, max = 253), regex(pattern = "^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$"))]
     pub updater: String,
     /// What it does.
@@ -48,12 +48,33 @@ pub struct ProviderPart {
     pub brings_version: bool,
 }
 
-/// What the agent on a host does for an Updater.
+/// What the agent on a host does for an Updater: exactly one member.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
-pub struct HostPart {
+#[schemars(transform = one_member)]
+pub enum HostPart {
     /// Installs an OS image.
-    pub os_image: OsImageArgs,
+    OsImage(OsImageArgs),
+    /// Applies what changes in the KubeadmConfig of the machine.
+    Configuration(ConfigurationPart),
+}
+
+impl HostPart {
+    /// The OS image that is installed.
+    pub fn os_image(&self) -> Option<&OsImageArgs> {
+        match self {
+            Self::OsImage(image) => Some(image),
+            Self::Configuration(_) => None,
+        }
+    }
+
+    /// What is applied of a KubeadmConfig.
+    pub fn configuration(&self) -> Option<&ConfigurationPart> {
+        match self {
+            Self::Configuration(part) => Some(part),
+            Self::OsImage(_) => None,
+        }
+    }
 }
 
 impl UpdatePart {
@@ -73,6 +94,16 @@ impl UpdatePart {
     /// pods stay.
     pub fn renewal() -> Self {
         Self { disruption: Disruption::Restart, ..Self::kubeadm() }
+    }
+
+    /// The part of a host that gets what changes in its KubeadmConfig.
+    pub fn configuration(part: ConfigurationPart, disruption: Disruption) -> Self {
+        Self {
+            updater: CONFIGURATION.to_owned(),
+            disruption,
+            host: Some(HostPart::Configuration(part)),
+            ..Self::kubeadm()
+        }
     }
 
     /// The part of k8sd, which refreshes the snap of the node to the goal's option, or its certificates.
@@ -187,6 +218,11 @@ impl NodeUpdateSpec {
     /// What Updaters are to do in this update, in order.
     pub fn updater_parts(&self) -> impl Iterator<Item = &UpdatePart> {
         self.parts.iter().flatten().filter(|part| part.updater != KUBEADM)
+    }
+
+    /// What of the KubeadmConfig of its machine the update applies.
+    pub fn configuration(&self) -> Option<&ConfigurationPart> {
+        self.host_parts().find_map(|(_, host)| host.configuration())
     }
 
     /// What the agent on the host does for Updaters.

@@ -222,6 +222,8 @@ pub(super) fn cause_holds(
         // No world of a simulation has these.
         RefusalReason::AgentTooOld
         | RefusalReason::HostUnreadable
+        | RefusalReason::ConfigurationChanged
+        | RefusalReason::ConfigurationConflict
         | RefusalReason::EtcdQuorum
         | RefusalReason::CertificateExpires
         | RefusalReason::VersionsNotComparable

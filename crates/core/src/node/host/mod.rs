@@ -1,6 +1,7 @@
 //! The updater of the host: the agent, whose orders and reports are a HostPlan.
 
 mod arrival;
+mod configuration;
 mod report;
 mod settings;
 mod steps;
@@ -128,7 +129,17 @@ impl<'a> Host<'a> {
     /// Whether the goal asks for something on the host.
     pub(super) fn has_work(&self) -> bool {
         let spec = &self.update.spec;
-        upgrades(self.update) || spec.goal.certificates.is_some() || os_image(self.update).is_some()
+        upgrades(self.update)
+            || spec.goal.certificates.is_some()
+            || os_image(self.update).is_some()
+            || spec.configuration().is_some_and(|part| !part.is_empty())
+    }
+
+    /// Whether the host gets its settings, too. What the goal does not ask for must not disturb more than its parts say.
+    fn applies_settings(&self) -> bool {
+        let spec = &self.update.spec;
+        let drains = spec.disruption().drains();
+        spec.goal.certificates.is_none() && (upgrades(self.update) || drains)
     }
 
     /// The target state of the host, and the state that it reports.
@@ -139,8 +150,7 @@ impl<'a> Host<'a> {
         let spec = &s.update.spec;
         let renewal = spec.goal.certificates.map(GoalCertificates::renewal);
         let upgrades = upgrades(&s.update);
-        // What the goal does not ask for must not disturb more than its parts say.
-        let applies_settings = renewal.is_none() && (upgrades || spec.disruption().drains());
+        let applies_settings = self.applies_settings();
         let settings = &s.settings;
         let work = HostWork {
             role,
@@ -154,6 +164,7 @@ impl<'a> Host<'a> {
             applies_settings,
             os_image: os_image(&s.update)
                 .or_else(|| settings.os_image.as_ref().filter(|_| upgrades)),
+            configuration: self.configuration(s),
             facts: self.plan.and_then(|plan| plan.status.as_ref()).map(|status| &status.facts),
         };
         self.has_work().then_some(work)
@@ -302,7 +313,7 @@ fn least_disruption(steps: &[PlannedStep]) -> Disruption {
 
 /// The OS image that an Updater installs in this update.
 fn os_image(update: &NodeUpdate) -> Option<&OsImageArgs> {
-    update.spec.host_parts().map(|(_, host)| &host.os_image).next()
+    update.spec.host_parts().find_map(|(_, host)| host.os_image())
 }
 
 /// Whether the plan belongs to this NodeUpdate.

@@ -3,8 +3,8 @@
 //! | gate | steps | rolled back by |
 //! |---|---|---|
 //! | Stage | preflight, stage, image-preload, os-image-stage, snapshot | nothing: they change nothing that runs; package sources are restored |
-//! | Upgrade | kubeadm-install, kubeadm-upgrade, certificates-renew | packages, configuration |
-//! | Disrupt | files, ntp, container-runtime-install, os-image-finalize, kubelet-flags or kubelet-install, kubelet-restart or reboot, os-image-commit, verify | files, packages, the A/B slot, a restart |
+//! | Upgrade | kubeadm-install, kubeadm-upgrade, etcd-upgrade, certificates-renew | packages, configuration |
+//! | Disrupt | files, keys-revoke, ntp, ntp-replace, unit-actions, commands, container-runtime-install, os-image-finalize, kubelet-flags or kubelet-install, kubelet-restart or reboot, os-image-commit, verify | files, packages, the A/B slot, a restart |
 //!
 //! Between Upgrade and Disrupt the controller drains the node, if the update disturbs it that much. Steps that the goal and
 //! the settings do not require are not planned: without a version no package is, nor kubeadm.
@@ -12,20 +12,23 @@
 //! The point of no return (`docs/facts/kubeadm.md#rolling-back`):
 //! - a control plane: `kubeadm-upgrade`. API objects, static pods and etcd have the new version;
 //!   kubeadm itself restores manifests if a new static pod does not start.
+//! - etcd without a version: `etcd-upgrade`. The new etcd may have changed its data.
 //! - certificates without a version: `certificates-renew`. kubeadm replaces them.
+//! - commands of a KubeadmConfig: `commands`. What they do is not known.
 //! - another host that reboots: `reboot`. Rolling back would require another reboot.
 //! - any other: none of its steps. An older kubelet is supported with a newer control plane,
 //!   so packages and configuration are rolled back and the kubelet is restarted.
 
 use refit_kinds::{
     refit::{
-        CertificateArgs, HostFacts, HostStep, ImageArgs, KubeletArgs, OsImageArgs, PackageArgs,
+        CertificateArgs, EtcdArgs, HostFacts, HostStep, ImageArgs, KubeletArgs, OsImageArgs, PackageArgs,
         PlanSettings, PlannedStep, Role, StepType,
     },
     version::KubernetesVersion,
 };
 
-use crate::node::steps::STEP_NODE_READY;
+use super::configuration;
+use crate::{change::PlannedConfiguration, node::steps::STEP_NODE_READY};
 
 /// When a host reboots.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -38,7 +41,7 @@ pub enum Reboot {
 }
 
 /// The target state of a host, and its current state.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct HostWork<'a> {
     /// Role of the machine for kubeadm.
     pub role: Role,
@@ -56,6 +59,8 @@ pub struct HostWork<'a> {
     pub applies_settings: bool,
     /// The OS image, from the settings or from an Updater.
     pub os_image: Option<&'a OsImageArgs>,
+    /// What it gets of the KubeadmConfig of its machine.
+    pub configuration: Option<PlannedConfiguration>,
     /// Facts reported by the host; without a report no difference is known.
     pub facts: Option<&'a HostFacts>,
 }
@@ -73,6 +78,7 @@ impl<'a> HostWork<'a> {
             settings,
             applies_settings: true,
             os_image: settings.os_image.as_ref(),
+            configuration: None,
             facts: None,
         }
     }
@@ -101,8 +107,12 @@ impl<'a> HostWork<'a> {
     pub fn point_of_no_return(&self) -> &'static str {
         if self.upgrades && self.is_member() {
             StepType::KubeadmUpgrade.id()
+        } else if self.etcd().is_some() {
+            StepType::EtcdUpgrade.id()
         } else if self.renewal().is_some() {
             StepType::CertificatesRenew.id()
+        } else if self.configured(|configuration| configuration.commands.clone()).is_some() {
+            StepType::Commands.id()
         } else if self.reboots() {
             StepType::Reboot.id()
         } else {
@@ -112,6 +122,16 @@ impl<'a> HostWork<'a> {
 
     fn is_member(&self) -> bool {
         self.role != Role::Worker
+    }
+
+    /// One of the things that the host gets of the KubeadmConfig.
+    fn configured<T>(&self, of: impl Fn(&PlannedConfiguration) -> Option<T>) -> Option<T> {
+        self.configuration.as_ref().and_then(of)
+    }
+
+    /// The image of etcd, which only a member of a control plane runs.
+    fn etcd(&self) -> Option<EtcdArgs> {
+        self.configured(|configuration| configuration.etcd.clone()).filter(|_| self.is_member())
     }
 
     /// The version to which kubeadm brings the host.
@@ -137,8 +157,13 @@ impl<'a> HostWork<'a> {
 
     /// The flags that no package of the kubelet sets; the kubelet reads them when it starts next.
     fn flags(&self) -> Option<KubeletArgs> {
-        let flags = self.settings.kubelet.clone().filter(|_| self.applies_settings);
-        flags.filter(|flags| self.kubelet_package().is_none() && *flags != KubeletArgs::default())
+        let flags = self.all_flags();
+        (self.kubelet_package().is_none() && flags != KubeletArgs::default()).then_some(flags)
+    }
+
+    fn all_flags(&self) -> KubeletArgs {
+        let settings = Some(self.settings).filter(|_| self.applies_settings);
+        configuration::flags(settings, self.configuration.as_ref())
     }
 
     fn packages(&self) -> PackageArgs {
@@ -151,7 +176,9 @@ impl<'a> HostWork<'a> {
         let bundle = || settings.bundle.clone();
         let version = self.upgraded_to();
         let writes = settings.files.is_some() || settings.ntp.is_some();
-        let saves = self.upgrades && self.is_member() || self.applies_settings && writes;
+        let saves = self.upgrades && self.is_member()
+            || self.applies_settings && writes
+            || self.etcd().is_some();
         let stage = version.clone().map(|version| HostStep::Stage {
             version,
             packages: self.all_packages(),
@@ -181,6 +208,7 @@ impl<'a> HostWork<'a> {
                 role: self.role,
                 kubeadm: self.settings.kubeadm.clone().unwrap_or_default(),
             }),
+            self.etcd().map(HostStep::EtcdUpgrade),
             self.renewal().map(HostStep::CertificatesRenew),
         ];
         steps.into_iter().flatten().collect()
@@ -199,15 +227,24 @@ impl<'a> HostWork<'a> {
         };
         let applied = self.applies_settings;
         let steps = [
-            settings.files.clone().filter(|_| applied).map(HostStep::Files),
+            configuration::files(
+                settings.files.as_ref().filter(|_| applied),
+                self.configuration.as_ref(),
+            )
+            .map(|files| HostStep::Files(files.into_owned())),
+            self.configured(|configuration| configuration.keys.clone()).map(HostStep::KeysRevoke),
             settings.ntp.clone().filter(|_| applied).map(HostStep::Ntp),
+            self.configured(|configuration| configuration.ntp.clone()).map(HostStep::NtpReplace),
+            self.configured(|configuration| configuration.units.clone()).map(HostStep::UnitActions),
+            self.configured(|configuration| configuration.commands.clone())
+                .map(HostStep::Commands),
             runtime.then(|| HostStep::ContainerRuntimeInstall { packages: self.all_packages() }),
             image.clone().map(|os_image| HostStep::OsImageFinalize { os_image }),
             self.flags().map(HostStep::KubeletFlags),
             self.kubelet_package().map(|version| HostStep::KubeletInstall {
                 version,
                 packages: self.packages(),
-                kubelet: settings.kubelet.clone().unwrap_or_default(),
+                kubelet: self.all_flags(),
             }),
             last,
             image.map(|os_image| HostStep::OsImageCommit { os_image }),
@@ -227,12 +264,14 @@ impl<'a> HostWork<'a> {
 
     /// Whether something takes effect only when the kubelet starts again.
     fn restarts_kubelet(&self) -> bool {
-        self.upgrades || self.flags().is_some()
+        let for_file = self.configuration.as_ref().is_some_and(|one| one.restarts_kubelet);
+        self.upgrades || self.flags().is_some() || for_file
     }
 
     fn reboots(&self) -> bool {
         let instead = self.reboot == Reboot::Always && self.restarts_kubelet();
-        self.changes_os_image() || instead
+        let for_file = self.configuration.as_ref().is_some_and(|one| one.reboots);
+        self.changes_os_image() || instead || for_file
     }
 
     /// A step with the limits and the undo that apply here.

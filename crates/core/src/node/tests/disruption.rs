@@ -27,7 +27,7 @@ fn image(disruption: Disruption) -> UpdatePart {
         action: UpdaterAction::Update,
         disruption,
         timeout_seconds: None,
-        host: Some(HostPart { os_image }),
+        host: Some(HostPart::OsImage(os_image)),
         template: None,
     }
 }

@@ -372,7 +372,7 @@ fn image() -> UpdatePart {
         sha384: "ab".repeat(48),
         ..OsImageArgs::default()
     };
-    UpdatePart { host: Some(HostPart { os_image }), ..part("image", Disruption::Reboot) }
+    UpdatePart { host: Some(HostPart::OsImage(os_image)), ..part("image", Disruption::Reboot) }
 }
 
 fn with_image_steps(mut one: One) -> One {
