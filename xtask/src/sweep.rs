@@ -21,7 +21,7 @@ use crate::{print, simulate::one_of};
 #[derive(Args, Clone, Debug)]
 pub(crate) struct SweepArgs {
     /// Select the scenario to sweep.
-    #[arg(value_parser = ["demo", "replicas", "updaters", "providers", "task", "managed", "plans", "extra", "k8sd", "holds", "openshift"], default_value = "demo")]
+    #[arg(value_parser = ["demo", "replicas", "updaters", "providers", "task", "managed", "plans", "extra", "k8sd", "holds", "configuration", "openshift"], default_value = "demo")]
     scenario: String,
     /// Run only this many points, evenly spread.
     #[arg(long, value_name = "K")]
@@ -110,6 +110,7 @@ fn scenario(root: &Path, name: &str) -> anyhow::Result<SweepOptions> {
         "extra-replicas" => Scenario::extra(CapacityMethod::Replicas),
         "k8sd" => Scenario::snaps(),
         "holds" => Scenario::holds(),
+        "configuration" => Scenario::configuration(),
         _ => Scenario::demo(),
     };
     let objects = manifests.into_iter().map(|manifest| manifest.object).collect();

@@ -158,7 +158,7 @@ fn the_arguments_of_the_agents_steps_come_from_the_desired_objects() {
         parts(&machine, offer, &[])
     };
     let made = with("/spec/image/checksum").unwrap();
-    let image = &made[0].host.as_ref().unwrap().os_image;
+    let image = made[0].host.as_ref().unwrap().os_image().unwrap();
     assert_eq!((image.name.as_str(), image.url.as_str()), ("os-2", "http://images/os-2.cosi?x=1"));
     assert!(image.brings_kubelet && image.sha384.starts_with("abab"));
     for (path, what) in

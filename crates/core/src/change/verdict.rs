@@ -159,7 +159,7 @@ mod tests {
                         from: None,
                         to: Some(json!(1)),
                     },
-                    refused: None,
+                    why: crate::change::Unclaimed::NoUpdater,
                 })
                 .collect(),
             ..Coverage::default()

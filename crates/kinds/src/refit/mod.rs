@@ -1,5 +1,6 @@
 //! Refit's kinds, `refit.dev/v1alpha1`.
 
+mod change_args;
 mod cluster_upgrade;
 mod cluster_upgrade_plan;
 mod configuration_part;
@@ -11,6 +12,7 @@ mod host_plan;
 mod host_settings;
 mod host_step;
 mod ids;
+mod node_disruption_policy;
 mod node_update;
 mod notifications;
 mod pacing;
@@ -25,6 +27,7 @@ mod updater;
 mod upgrade_task;
 mod windows;
 
+pub use change_args::*;
 use cluster_upgrade::default_start_within;
 pub use cluster_upgrade::*;
 pub use cluster_upgrade_plan::*;
@@ -37,6 +40,7 @@ pub use host_plan::*;
 pub use host_settings::*;
 pub use host_step::*;
 pub use ids::*;
+pub use node_disruption_policy::*;
 pub use node_update::*;
 pub use notifications::*;
 pub use pacing::*;

@@ -18,6 +18,7 @@ use serde_json::Value;
 
 use super::{
     cause::{infrastructure, is_off, memory, owner_name},
+    configure,
     fault::FaultKind,
     fleet, held,
     rule::{Problem, Rule},
@@ -110,6 +111,7 @@ pub(super) fn problems(session: &Session, happened: &[Happened]) -> Vec<Problem>
     let mut found: Vec<Problem> = of_machines.chain(older_updates(session, &all)).collect();
     found.extend(all.iter().filter_map(|one| half_rolled_back(session, one)));
     found.extend(all.iter().filter_map(|one| updater_forgotten(session, one)));
+    found.extend(all.iter().filter_map(|one| configuration_forgotten(session, one)));
     found.extend(tasks::problems(session, &updated_owners(session, &all)));
     let is_undone = |one: &MachineEnd, cluster: &str| {
         one.fate != Fate::Done && text(&one.machine, "/spec/clusterName") == cluster
@@ -148,6 +150,12 @@ fn updater_forgotten(session: &Session, end: &MachineEnd) -> Option<Problem> {
         rule: Rule::UpdaterForgotten,
         text: format!("{} has {has} MiB of memory, not {wanted}, or gets more", name(machine)),
     })
+}
+
+/// The host of a machine that is done has what its KubeadmConfig asks for.
+fn configuration_forgotten(session: &Session, end: &MachineEnd) -> Option<Problem> {
+    let text = configure::forgotten(session, &end.machine).filter(|_| end.fate == Fate::Done)?;
+    Some(Problem { rule: Rule::UpdaterForgotten, text })
 }
 
 fn machines(session: &Session) -> Vec<MachineEnd> {

@@ -4,7 +4,7 @@ use serde::Deserialize;
 use strum::{Display, EnumString, VariantArray, VariantNames};
 
 use super::{
-    failure, fleet,
+    configure, failure, fleet,
     held::{self, Held},
     operator,
     shape::{Shape, TaskFor},
@@ -111,6 +111,8 @@ pub enum FaultKind {
     Default,
     /// A second upgrade.
     Upgrade,
+    /// An operator changes a KubeadmConfig.
+    Configure,
     /// An operator requests the remediation of a Machine.
     Remediate,
     /// An operator creates a NodeUpdate by hand while another machine is being updated.
@@ -255,6 +257,7 @@ impl FaultKind {
             // The application cannot leave the only worker.
             Self::ByHand => shape.workers > 1,
             Self::Hold => shape.workers != 1,
+            Self::Configure => shape.tasks.is_none() && shape.snaps.is_none(),
             Self::AbortTask | Self::DeleteTask => shape.tasks == Some(TaskFor::Owner),
             Self::CancelUpgrade | Self::DeleteUpgrade | Self::LoseUpgrade => {
                 shape.tasks == Some(TaskFor::Cluster)
@@ -372,6 +375,7 @@ impl FaultKind {
                 let minor = random.chance(1, 2);
                 operator::upgrade(setting, minor)
             }
+            Self::Configure => configure::change(random, setting),
             Self::Remediate => operator::remediate(&setting.machine),
             Self::ByHand => operator::by_hand(random, setting),
             Self::Hold => operator::hold(random, setting),

@@ -12,6 +12,7 @@
 //! | `run` | runs it |
 //! | `rule` | what a run must keep |
 //! | `oracle`, `cause`, `end` | judges it, during the run and at its end |
+//! | `configure` | operators who change KubeadmConfigs |
 //! | `fleet` | runs in which a ClusterUpgradePlan upgrades a fleet next to the cluster |
 //! | `tasks` | runs in which UpgradeTasks upgrade the machines |
 //! | `held` | runs in a namespace that holds replacements |
@@ -19,6 +20,7 @@
 //! | `known` | failures that are known and not fixed yet |
 
 mod cause;
+mod configure;
 mod end;
 mod failure;
 pub(crate) mod fault;

@@ -19,6 +19,7 @@
 //! With [`Sabotage`], one safeguard is disabled while the points run. If the sweep finds no failure
 //! then, the sweep itself is broken.
 
+mod configuration;
 mod end;
 mod holds;
 mod plans;

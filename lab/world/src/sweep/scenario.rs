@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::{
-    SweepError, holds, plans, snaps,
+    SweepError, configuration, holds, plans, snaps,
     updaters::{self, MemoryUpdater},
 };
 use crate::world::{
@@ -63,6 +63,9 @@ pub struct Scenario {
     /// Whether a namespace holds replacements.
     #[serde(default)]
     pub holds: bool,
+    /// Whether KubeadmConfigs change, and no version.
+    #[serde(default)]
+    pub configuration: bool,
 }
 
 impl Scenario {
@@ -80,6 +83,7 @@ impl Scenario {
             plans: false,
             snaps: false,
             holds: false,
+            configuration: false,
         }
     }
 
@@ -129,6 +133,11 @@ impl Scenario {
         Self { holds: true, by_hand: false, ..Self::demo() }
     }
 
+    /// Changed KubeadmConfigs of the control plane and of the workers, at once.
+    pub fn configuration() -> Self {
+        Self { configuration: true, by_hand: false, ..Self::demo() }
+    }
+
     /// The default world of this scenario.
     pub(crate) fn options(&self, manifests: Vec<Value>) -> WorldOptions {
         WorldOptions {
@@ -156,6 +165,9 @@ impl Scenario {
         if self.plans {
             plans::prepare(world).await?;
         }
+        if self.configuration {
+            configuration::prepare(world).await?;
+        }
         world.pass(SETTLE).await;
         Ok(())
     }
@@ -179,6 +191,9 @@ impl Scenario {
         }
         if self.holds {
             return holds::start(world).await;
+        }
+        if self.configuration {
+            return configuration::start(world).await;
         }
         Ok(world.upgrade(&self.version).await?)
     }
@@ -232,6 +247,9 @@ impl Scenario {
                 && world.is_quiet()
                 && snaps::are_refreshed(world, &self.version)
                 && world.tasks_are_complete();
+        }
+        if self.configuration {
+            return configuration::is_applied(world);
         }
         world.is_updated(&self.version)
             && (!self.tasks || world.tasks_are_complete())
