@@ -1,5 +1,6 @@
 //! All flows, one file each.
 
+mod configuration;
 mod contract;
 mod control_plane_in_place;
 mod discovery;
@@ -140,6 +141,12 @@ pub(crate) const ALL: &[Flow] = &[
         lines: &[Line::V1_14],
         on: On::Shared,
         run: |bed| Box::pin(holds_control_plane::run(bed)),
+    },
+    Flow {
+        name: "a_file_and_a_kubelet_flag_of_a_kubeadm_config_change_in_place",
+        lines: &[Line::V1_14],
+        on: On::Shared,
+        run: |bed| Box::pin(configuration::run(bed)),
     },
     // Several minutes in which hosts are held: too slow for every run.
     Flow {
