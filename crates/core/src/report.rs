@@ -202,6 +202,23 @@ pub enum Refusal {
         /// How both select the owner.
         by: Specificity,
     },
+    /// A NodeDisruptionPolicy of the namespace cannot be read, so it is unknown to which owners it
+    /// applies.
+    DisruptionPolicyUnreadable {
+        /// Name of the NodeDisruptionPolicy.
+        name: String,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// Two NodeDisruptionPolicies apply to an owner, and none is more specific than the other.
+    DisruptionPolicyConflict {
+        /// Names of the NodeDisruptionPolicies.
+        names: [String; 2],
+        /// Kind and name of the owner.
+        owner: String,
+        /// How both select the owner.
+        by: Specificity,
+    },
     /// A PodDisruptionBudget does not allow the eviction of a pod.
     PodDisruptionBudget {
         /// `namespace/name` of the budget; empty if the API server does not name it.
@@ -460,6 +477,12 @@ impl Refusal {
             Self::HostSettingsConflict { names, .. } => {
                 format!("HostSettings {}", names.join(", "))
             }
+            Self::DisruptionPolicyUnreadable { name, .. } => {
+                format!("NodeDisruptionPolicy {name}")
+            }
+            Self::DisruptionPolicyConflict { names, .. } => {
+                format!("NodeDisruptionPolicy {}", names.join(", "))
+            }
             Self::ApiRefused { what, .. } | Self::ApiErrors { what, .. } => what.clone(),
             Self::Drain(drain) => drain.object().to_owned(),
             Self::GroupUnavailable { lacks_machines: true, .. } => MISSING_MACHINE.to_owned(),
@@ -509,6 +532,8 @@ impl Refusal {
             | Self::HostSettingsAnnotation { .. }
             | Self::HostSettingsUnreadable { .. }
             | Self::HostSettingsConflict { .. }
+            | Self::DisruptionPolicyUnreadable { .. }
+            | Self::DisruptionPolicyConflict { .. }
             | Self::ApiUnreachable { .. }
             | Self::ClusterTooLarge { .. }
             | Self::NodeNotReady { .. }

@@ -14,6 +14,7 @@ static CRDS: LazyLock<Vec<CustomResourceDefinition>> = LazyLock::new(|| {
         refit::ClusterUpgradePlan::crd(),
         refit::HostPlan::crd(),
         refit::HostSettings::crd(),
+        refit::NodeDisruptionPolicy::crd(),
         refit::NodeUpdate::crd(),
         refit::ReplacementHold::crd(),
         refit::UpdateGroup::crd(),

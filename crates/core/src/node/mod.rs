@@ -29,6 +29,7 @@ mod budgets;
 mod claim;
 mod decide;
 mod disruption;
+mod disruption_policy;
 mod drain;
 mod drain_ladder;
 mod drain_policy;
@@ -48,6 +49,7 @@ mod member_missing;
 mod objects;
 mod order;
 mod parts;
+mod path_class;
 mod preflight;
 mod provider;
 mod provider_object;
@@ -71,6 +73,9 @@ pub use adopt::NOT_ADOPTED;
 pub use availability::{MachineView, is_available};
 pub use budgets::{BudgetView, DrainAhead, namespaces_of_leaving};
 pub use decide::decide;
+pub use disruption_policy::{
+    Actions, NodePolicies, actions_of_file, actions_of_user, node_disruption_policy,
+};
 pub use drain::another_could_take;
 pub use drain_ladder::{How, Removal};
 pub use drain_policy::{
@@ -101,6 +106,7 @@ pub use member_missing::{MEMBER_MISSING, request_again};
 pub use objects::{MAX_TAINTS, MAX_TEXT, short};
 pub use order::{newest, newest_upgrade, speaker};
 pub use parts::{Called, after_ask, after_call, after_verification, begun};
+pub use path_class::unit_of;
 pub use preflight::{Begun, Check, Found, Preflight, Weight, workload_refusal};
 pub use provider::may_be_at_work;
 pub use provider_object::{provider_object, provider_object_name};

@@ -101,6 +101,8 @@ impl RefusalReason {
             | Self::HostSettingsAnnotation
             | Self::HostSettingsUnreadable
             | Self::HostSettingsConflict
+            | Self::DisruptionPolicyUnreadable
+            | Self::DisruptionPolicyConflict
             | Self::OsImageConflict
             | Self::UpdaterUnusable
             | Self::ApiUnreachable

@@ -118,6 +118,15 @@ impl Refusal {
                  {}; delete one of them, or change its spec.appliesTo",
                 by.phrase()
             ),
+            Self::DisruptionPolicyUnreadable { name, why } => format!(
+                "waiting until NodeDisruptionPolicy {name} can be read: {why}; until then it is \
+                 unknown to which owners it applies"
+            ),
+            Self::DisruptionPolicyConflict { names: [one, other], owner, by } => format!(
+                "waiting until one NodeDisruptionPolicy applies to {owner}: both {one} and {other} \
+                 select {}; delete one of them, or change its spec.appliesTo",
+                by.phrase()
+            ),
             Self::PodDisruptionBudget { budget, pod } if budget.is_empty() => {
                 format!("waiting to evict pod {pod}: its PodDisruptionBudget does not allow it now")
             }

@@ -52,6 +52,12 @@ fn all() -> Vec<Refusal> {
             owner: s("MachineDeployment md"),
             by: Specificity::Cluster,
         },
+        Refusal::DisruptionPolicyUnreadable { name: s("edge"), why: s("unknown field") },
+        Refusal::DisruptionPolicyConflict {
+            names: [s("edge"), s("fleet")],
+            owner: s("MachineDeployment md"),
+            by: Specificity::Cluster,
+        },
         Refusal::PodDisruptionBudget { budget: s("default/web"), pod: s("default/web-1") },
         Refusal::EvictionRefused { pod: s("default/web-1"), message: s("no") },
         Refusal::ApiUnreachable { cluster: s("edge-1") },

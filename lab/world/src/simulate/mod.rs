@@ -108,7 +108,7 @@ impl fmt::Display for Failure {
 }
 
 /// Reasons that no world of the simulation can have.
-const OUT_OF_REACH: [&str; 10] = [
+const OUT_OF_REACH: [&str; 12] = [
     // Control planes have one member or three, and lack one only while their group does.
     "EtcdQuorum",
     // No certificate expires.
@@ -127,6 +127,9 @@ const OUT_OF_REACH: [&str; 10] = [
     "HostUnreadable",
     // The API server rejects invalid HostSettings.
     "HostSettingsUnreadable",
+    // Nor does a simulation create NodeDisruptionPolicies.
+    "DisruptionPolicyUnreadable",
+    "DisruptionPolicyConflict",
     // Worlds are small.
     "ClusterTooLarge",
 ];

@@ -2,6 +2,7 @@
 
 mod arrival;
 mod report;
+pub(super) mod selection;
 mod settings;
 mod steps;
 mod verify;
@@ -27,7 +28,8 @@ use super::{
 use crate::report::Refusal;
 
 pub use arrival::Arrival;
-pub use settings::{SettingsSources, Specificity, from_bundle, host_settings};
+pub use selection::Specificity;
+pub use settings::{SettingsSources, from_bundle, host_settings};
 pub use steps::{HostWork, Reboot, plan_steps};
 
 /// The host of a Machine, for one of its NodeUpdates.

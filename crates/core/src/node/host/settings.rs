@@ -1,59 +1,14 @@
-//! Which HostSettings applies to a machine.
-//!
-//! | `spec.appliesTo` | is used |
-//! |---|---|
-//! | `owners` names the machine's owner | first |
-//! | `clusters` names its Cluster | if no object names the owner |
-//! | `all` | if no object names either |
-//!
-//! The object is used as a whole: settings are not merged. Two objects of one row are refused,
-//! because any choice between them would be a guess about what runs as root.
+//! Which HostSettings applies to a machine: [the most specific one](super::selection).
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use kube::ResourceExt as _;
 use refit_kinds::{
     keys,
-    refit::{AppliesTo, BundleRef, GroupOwner, HostSettings, PackageArgs, PlanSettings},
+    refit::{BundleRef, GroupOwner, HostSettings, PackageArgs, PlanSettings},
 };
 
+use super::selection::{Candidates, NotChosen, most_specific};
 use crate::report::Refusal;
-
-/// How specific a selection of owners is, from the most specific on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Specificity {
-    /// It names the owner.
-    Owner,
-    /// It names the owner's Cluster.
-    Cluster,
-    /// It selects every owner of the namespace.
-    All,
-}
-
-impl Specificity {
-    /// What a selection of this kind names, as part of a sentence.
-    pub(crate) fn phrase(self) -> &'static str {
-        match self {
-            Self::Owner => "this owner by its name",
-            Self::Cluster => "its Cluster",
-            Self::All => "all owners of the namespace",
-        }
-    }
-
-    /// How a selection selects an owner; `None` if it does not.
-    fn of(selection: &AppliesTo, owner: &GroupOwner, cluster: &str) -> Option<Self> {
-        match selection {
-            AppliesTo::Owners(owners) => owners
-                .iter()
-                .any(|named| named.kind.kind() == owner.kind && named.name == owner.name)
-                .then_some(Self::Owner),
-            AppliesTo::Clusters(names) => {
-                names.iter().any(|name| name == cluster).then_some(Self::Cluster)
-            }
-            AppliesTo::All {} => Some(Self::All),
-        }
-    }
-}
 
 /// What decides about the host settings of a machine.
 #[derive(Clone, Copy, Debug)]
@@ -82,25 +37,14 @@ pub fn host_settings(sources: SettingsSources<'_>) -> Result<PlanSettings, Refus
     {
         return Err(Refusal::HostSettingsAnnotation { object: object.clone() });
     }
-    if let Some((name, why)) = unreadable.first_key_value() {
-        return Err(Refusal::HostSettingsUnreadable { name: name.clone(), why: why.clone() });
-    }
-    let applying = objects.iter().filter_map(|object| {
-        let by = Specificity::of(&object.spec.applies_to, owner, cluster)?;
-        Some((by, object.name_any(), object))
-    });
-    let mut applying: Vec<_> = applying.collect();
-    applying.sort_by(|(by, name, _), (other_by, other, _)| (by, name).cmp(&(other_by, other)));
-    match applying.as_slice() {
-        [] => Ok(PlanSettings::default()),
-        [(by, one, _), (other_by, other, _), ..] if by == other_by => {
-            Err(Refusal::HostSettingsConflict {
-                names: [one.clone(), other.clone()],
-                owner: format!("{} {}", owner.kind, owner.name),
-                by: *by,
-            })
+    match most_specific(Candidates { objects, unreadable, owner, cluster }) {
+        Ok(chosen) => Ok(chosen.map(|object| object.spec.settings.clone()).unwrap_or_default()),
+        Err(NotChosen::Unreadable { name, why }) => {
+            Err(Refusal::HostSettingsUnreadable { name, why })
         }
-        [(_, _, object), ..] => Ok(object.spec.settings.clone()),
+        Err(NotChosen::Conflict { names, owner, by }) => {
+            Err(Refusal::HostSettingsConflict { names, owner, by })
+        }
     }
 }
 
@@ -121,7 +65,7 @@ pub fn from_bundle(settings: PlanSettings, location: Option<&str>) -> PlanSettin
 #[cfg(test)]
 mod tests {
     use refit_kinds::refit::{
-        HostSettingsSpec, NtpArgs, Owner, OwnerName, PackageDriver, PackageVersion,
+        AppliesTo, HostSettingsSpec, NtpArgs, Owner, OwnerName, PackageDriver, PackageVersion,
     };
 
     use super::*;
