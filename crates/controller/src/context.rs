@@ -17,8 +17,8 @@ use refit_core::change::asked::opted_in;
 use refit_kinds::{
     keys,
     refit::{
-        ClusterUpgrade, ClusterUpgradePlan, HostPlan, HostSettings, NodeUpdate, ReplacementHold,
-        UpdateGroup, Updater, UpgradeTask,
+        ClusterUpgrade, ClusterUpgradePlan, HostPlan, HostSettings, NodeDisruptionPolicy,
+        NodeUpdate, ReplacementHold, UpdateGroup, Updater, UpgradeTask,
     },
 };
 use refit_runtime::{
@@ -245,6 +245,7 @@ pub(crate) struct Stores {
     pub(crate) node_updates: Store<NodeUpdate>,
     pub(crate) update_groups: Store<UpdateGroup>,
     pub(crate) host_settings: Store<HostSettings>,
+    pub(crate) disruption_policies: Store<NodeDisruptionPolicy>,
     pub(crate) replacement_holds: Store<ReplacementHold>,
     pub(crate) updaters: Store<Updater>,
     pub(crate) upgrade_tasks: Store<UpgradeTask>,
@@ -270,6 +271,7 @@ impl Stores {
             && self.node_updates.is_ready()
             && self.update_groups.is_ready()
             && self.host_settings.is_ready()
+            && self.disruption_policies.is_ready()
             && self.replacement_holds.is_ready()
             && self.updaters.is_ready()
             && self.upgrade_tasks.is_ready()
@@ -288,6 +290,7 @@ impl Stores {
         self.node_updates.ready().await;
         self.update_groups.ready().await;
         self.host_settings.ready().await;
+        self.disruption_policies.ready().await;
         self.replacement_holds.ready().await;
         self.updaters.ready().await;
         self.upgrade_tasks.ready().await;

@@ -150,6 +150,7 @@ impl Default for Stores {
             node_updates: Store::indexed(&[UPDATES_BY_MACHINE, UPDATES_BY_MACHINE_UID]),
             update_groups: Store::indexed(&[GROUPS_BY_CLUSTER]),
             host_settings: Store::default(),
+            disruption_policies: Store::default(),
             replacement_holds: Store::default(),
             updaters: Store::default(),
             upgrade_tasks: Store::indexed(&[TASKS_BY_GROUP, TASKS_BY_CLUSTER]),

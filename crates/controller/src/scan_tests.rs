@@ -170,6 +170,7 @@ fn mark_ready(stores: &Stores) {
         drain_rules: _,
         host_plans: _,
         host_settings,
+        disruption_policies,
         replacement_holds,
         updaters,
         upgrade_tasks,
@@ -187,6 +188,7 @@ fn mark_ready(stores: &Stores) {
     node_updates.mark_ready();
     update_groups.mark_ready();
     host_settings.mark_ready();
+    disruption_policies.mark_ready();
     replacement_holds.mark_ready();
     updaters.mark_ready();
     upgrade_tasks.mark_ready();

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Namespace;
-use kube::{Api, Resource, ResourceExt as _};
+use kube::{Api, Resource, ResourceExt};
 use refit_cluster_api::kinds::{Cluster, Machine};
 use refit_core::{group::COVERED, node::Ended, report::RefusalReason};
 use refit_kinds::{
@@ -74,12 +74,8 @@ async fn watch_all(ctx: &Context) {
         ),
         watch(ctx, &stores.node_updates, |update| update_changed(ctx, update)),
         watch(ctx, &stores.update_groups, |group| group_changed(ctx, group)),
-        watch(ctx, &stores.host_settings, |settings| {
-            // Which owners it applied to before is unknown here.
-            for key in unfinished_in(stores, &settings.namespace().unwrap_or_default()) {
-                queues.node_updates.add(key);
-            }
-        }),
+        watch(ctx, &stores.host_settings, |settings| wake_namespace(ctx, settings)),
+        watch(ctx, &stores.disruption_policies, |policy| wake_namespace(ctx, policy)),
         watch(ctx, &stores.replacement_holds, |hold| {
             replacement_hold::hold_changed(ctx, hold);
         }),
@@ -160,6 +156,14 @@ where
         store.expect_list();
     }
     watch(ctx, store, changed).await;
+}
+
+/// Wakes the unfinished NodeUpdates in the namespace of an object that selects owners: which ones it applied
+/// to before is unknown here.
+fn wake_namespace(ctx: &Context, object: &impl ResourceExt) {
+    for key in unfinished_in(&ctx.stores, &object.namespace().unwrap_or_default()) {
+        ctx.queues.node_updates.add(key);
+    }
 }
 
 /// Wakes the NodeUpdates of a Machine, except those that have ended and left nothing to do.

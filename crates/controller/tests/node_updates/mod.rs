@@ -1,5 +1,6 @@
 //! The complete update of three workers through real API servers.
 
+mod disruption_policy;
 mod errors;
 mod host_settings;
 pub(crate) mod lab;

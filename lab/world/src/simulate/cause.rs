@@ -214,10 +214,9 @@ pub(super) fn cause_holds(
             let owners = owners(world).into_iter().filter(|one| name(one) == owner);
             Some(owners.into_iter().any(|one| annotation(&one, keys::HOST_SETTINGS).is_some()))
         }
-        RefusalReason::HostSettingsConflict => {
-            let there = world.management().list_values(refit::GROUP, "hostsettings", None);
-            let names = object.trim_start_matches("HostSettings ").split(", ");
-            Some(names.into_iter().all(|wanted| there.iter().any(|one| name(one) == wanted)))
+        RefusalReason::HostSettingsConflict => Some(all_exist(world, "hostsettings", object)),
+        RefusalReason::DisruptionPolicyConflict => {
+            Some(all_exist(world, "nodedisruptionpolicies", object))
         }
         // No world of a simulation has these.
         RefusalReason::AgentTooOld
@@ -228,10 +227,18 @@ pub(super) fn cause_holds(
         | RefusalReason::CertificateExpires
         | RefusalReason::VersionsNotComparable
         | RefusalReason::HostSettingsUnreadable
+        | RefusalReason::DisruptionPolicyUnreadable
         | RefusalReason::NoGroup
         | RefusalReason::ClusterTooLarge
         | RefusalReason::Drain => None,
     }
+}
+
+/// Whether all objects of a refusal exist, such as `HostSettings one, other`.
+fn all_exist(world: &World, plural: &str, object: &str) -> bool {
+    let there = world.management().list_values(refit::GROUP, plural, None);
+    let (_, names) = object.split_once(' ').unwrap_or_default();
+    names.split(", ").all(|wanted| there.iter().any(|one| name(one) == wanted))
 }
 
 /// The UpdateGroup of a Machine's owner.

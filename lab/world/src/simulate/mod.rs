@@ -110,7 +110,7 @@ impl fmt::Display for Failure {
 }
 
 /// Reasons that no world of the simulation can have.
-const OUT_OF_REACH: [&str; 10] = [
+const OUT_OF_REACH: [&str; 12] = [
     // Control planes have one member or three, and lack one only while their group does.
     "EtcdQuorum",
     // No certificate expires.
@@ -129,6 +129,9 @@ const OUT_OF_REACH: [&str; 10] = [
     "HostUnreadable",
     // The API server rejects invalid HostSettings.
     "HostSettingsUnreadable",
+    // Nor does a simulation create NodeDisruptionPolicies.
+    "DisruptionPolicyUnreadable",
+    "DisruptionPolicyConflict",
     // Worlds are small.
     "ClusterTooLarge",
 ];
