@@ -12,8 +12,8 @@ use serde_json::{Map, Value};
 use strum::{EnumDiscriminants, IntoStaticStr, VariantArray};
 
 use super::{
-    BundleRef, CertificateArgs, Disruption, FileArgs, Gate, ImageArgs, KubeadmArgs, KubeletArgs,
-    NtpArgs, OsImageArgs, PackageArgs, Role,
+    BundleRef, CertificateArgs, CommandArgs, Disruption, EtcdArgs, FileArgs, Gate, ImageArgs,
+    KeyArgs, KubeadmArgs, KubeletArgs, NtpArgs, OsImageArgs, PackageArgs, Role, UnitArgs,
 };
 use crate::version::KubernetesVersion;
 
@@ -94,12 +94,24 @@ pub enum HostStep {
         #[serde(default, skip_serializing_if = "is_default")]
         kubeadm: KubeadmArgs,
     },
+    /// Sets the image of an etcd that is a static pod, and waits until etcd runs with it.
+    EtcdUpgrade(EtcdArgs),
     /// Renews kubeadm's certificates that expire soon, and restarts the static pods that use them.
     CertificatesRenew(CertificateArgs),
     /// Writes files and creates users. A file is always saved before it is overwritten.
     Files(FileArgs),
+    /// Removes public keys of users from their `authorized_keys`.
+    KeysRevoke(KeyArgs),
     /// Sets the time servers of the host.
     Ntp(NtpArgs),
+    /// Sets the time servers of the host, and disables all others of its configuration.
+    #[schemars(extend("x-kubernetes-validations" = [{
+        "rule": "!has(self.ntpReplace) || !self.ntpReplace.enabled || (has(self.ntpReplace.servers) && size(self.ntpReplace.servers) > 0)",
+        "message": "ntpReplace needs its servers if it is enabled",
+    }]))]
+    NtpReplace(NtpArgs),
+    /// Has systemd read its unit files again, then reloads or restarts units.
+    UnitActions(UnitArgs),
     /// Installs the packages of the container runtime, and restarts it if they changed.
     #[schemars(extend("x-kubernetes-validations" = [{
         "rule": "!has(self.containerRuntimeInstall) || (has(self.containerRuntimeInstall.packages.install) && size(self.containerRuntimeInstall.packages.install) > 0)",
@@ -109,6 +121,8 @@ pub enum HostStep {
         /// The packages to install, and their source.
         packages: PackageArgs,
     },
+    /// Runs shell commands.
+    Commands(CommandArgs),
     /// Selects the staged OS image for the next boot. Never reboots by itself.
     OsImageFinalize {
         /// The staged image.
@@ -202,6 +216,8 @@ pub enum StepUndo {
     OsImage,
     /// Restarts the kubelet after everything else is restored.
     KubeletRestart,
+    /// Reloads or restarts the units of the step again, after their files are restored and before the kubelet restarts.
+    Units,
 }
 
 /// What proves that a step is done.
@@ -317,11 +333,19 @@ impl StepType {
             Self::Snapshot => (Stage, false, Still, None, SAVE, WORK, AGAIN, Mark, NONE),
             Self::KubeadmInstall => (Upgrade, false, Still, Some(Undo::Packages), INSTALL, WORK, AGAIN, Both, KUBEADM),
             Self::KubeadmUpgrade => (Upgrade, false, Restart, Some(Undo::Configuration), LONG, WORK, ONCE, Both, NONE),
+            // etcd of a newer version changes its data, which an older one cannot read.
+            Self::EtcdUpgrade => (Upgrade, false, Restart, None, LONG, WORK, AGAIN, Both, NONE),
             // Each of the four static pods may take long to come back.
             Self::CertificatesRenew => (Upgrade, false, Restart, None, INSTALL, WORK, AGAIN, Mark, NONE),
             Self::Files => (Disrupt, true, Still, Some(Undo::Files), QUICK, WORK, AGAIN, Both, NONE),
+            Self::KeysRevoke => (Disrupt, false, Still, Some(Undo::Files), QUICK, WORK, AGAIN, Both, NONE),
             Self::Ntp => (Disrupt, false, Still, Some(Undo::Files), QUICK, WORK, AGAIN, Both, NONE),
+            Self::NtpReplace => (Disrupt, false, Still, Some(Undo::Files), QUICK, WORK, AGAIN, Both, NONE),
+            // A unit that is restarted disturbs more (`HostStep::least_disruption`).
+            Self::UnitActions => (Disrupt, true, Still, Some(Undo::Units), INSTALL, WORK, AGAIN, Mark, NONE),
             Self::ContainerRuntimeInstall => (Disrupt, true, Drain, Some(Undo::Packages), INSTALL, WORK, AGAIN, Both, NONE),
+            // What they disturb, only their author knows.
+            Self::Commands => (Disrupt, true, Still, None, LONG, WORK, AGAIN, Mark, NONE),
             Self::OsImageFinalize => (Disrupt, false, Reboot, Some(Undo::OsImage), SAVE, WORK, AGAIN, Host, NONE),
             Self::KubeletFlags => (Disrupt, false, Still, Some(Undo::Files), QUICK, WORK, AGAIN, Both, NONE),
             Self::KubeletInstall => (Disrupt, true, Drain, Some(Undo::Packages), INSTALL, WORK, AGAIN, Both, KUBELET),
@@ -368,22 +392,28 @@ impl HostStep {
 
     /// How much an update that has this step disturbs its machine at least: its plan must allow that.
     pub fn least_disruption(&self) -> Disruption {
-        StepType::from(self).rules().least_disruption
+        let of_type = StepType::from(self).rules().least_disruption;
+        let restarts = matches!(self, Self::UnitActions(units) if units.restarts());
+        if restarts { of_type.max(Disruption::Restart) } else { of_type }
     }
 
-    /// The required argument that is missing.
-    pub(super) fn lacks(&self) -> Option<&'static str> {
-        if let Self::ContainerRuntimeInstall { packages } = self
-            && packages.install.is_empty()
-        {
-            return Some("packages.install names no package");
+    /// The argument that is missing or invalid, and why.
+    pub(super) fn fault(&self) -> Option<String> {
+        let lacks = |lacks: bool, what: &str| lacks.then(|| what.to_owned());
+        if let Self::ContainerRuntimeInstall { packages } = self {
+            lacks(packages.install.is_empty(), "packages.install names no package")
+        } else if let Self::CertificatesRenew(certificates) = self {
+            lacks(certificates.renew_within_days < 1, "renewWithinDays is less than 1")
+        } else if let Self::NtpReplace(ntp) = self {
+            let is_empty = ntp.enabled && ntp.servers.is_empty();
+            lacks(is_empty, "servers is empty, so the host would have no time server; name one")
+        } else if let Self::UnitActions(units) = self {
+            units.fault()
+        } else if let Self::EtcdUpgrade(etcd) = self {
+            etcd.fault()
+        } else {
+            None
         }
-        if let Self::CertificatesRenew(certificates) = self
-            && certificates.renew_within_days < 1
-        {
-            return Some("renewWithinDays is less than 1");
-        }
-        None
     }
 
     /// Source of the step's packages, and packages in addition to those of Kubernetes.
@@ -399,9 +429,14 @@ impl HostStep {
             | Self::OsImageStage { .. }
             | Self::Snapshot {}
             | Self::KubeadmUpgrade { .. }
+            | Self::EtcdUpgrade(_)
             | Self::CertificatesRenew(_)
             | Self::Files(_)
+            | Self::KeysRevoke(_)
             | Self::Ntp(_)
+            | Self::NtpReplace(_)
+            | Self::UnitActions(_)
+            | Self::Commands(_)
             | Self::OsImageFinalize { .. }
             | Self::KubeletFlags(_)
             | Self::KubeletRestart {}
@@ -424,10 +459,15 @@ impl HostStep {
             | Self::Verify { version } => version.as_ref(),
             Self::OsImageStage { .. }
             | Self::Snapshot {}
+            | Self::EtcdUpgrade(_)
             | Self::CertificatesRenew(_)
             | Self::Files(_)
+            | Self::KeysRevoke(_)
             | Self::Ntp(_)
+            | Self::NtpReplace(_)
+            | Self::UnitActions(_)
             | Self::ContainerRuntimeInstall { .. }
+            | Self::Commands(_)
             | Self::OsImageFinalize { .. }
             | Self::KubeletFlags(_)
             | Self::KubeletRestart {}

@@ -128,9 +128,9 @@ impl PlannedAction {
     fn read(value: Map<String, Value>) -> Self {
         let value = modernised(value);
         let read = serde_json::from_value::<HostStep>(Value::Object(value.clone()));
-        let error = match read.map_err(|error| error.to_string()).map(|step| (step.lacks(), step)) {
+        let error = match read.map_err(|error| error.to_string()).map(|step| (step.fault(), step)) {
             Ok((None, step)) => return Self::Known(step),
-            Ok((Some(lacks), _)) => StepError::of(&value, lacks.to_owned()),
+            Ok((Some(fault), _)) => StepError::of(&value, fault),
             Err(error) => StepError::of(&value, error),
         };
         Self::Unknown(UnknownStep { value: Value::Object(value), error })
@@ -250,6 +250,18 @@ mod tests {
             (
                 json!({"containerRuntimeInstall": {"packages": {"driver": "Apt"}}}),
                 "containerRuntimeInstall: packages.install names no package",
+            ),
+            (
+                json!({"ntpReplace": {"enabled": true}}),
+                "ntpReplace: servers is empty, so the host would have no time server; name one",
+            ),
+            (
+                json!({"unitActions": {"units": [{"unit": "kubelet.service", "verb": "Restart"}]}}),
+                "unitActions: units contains kubelet.service; use the step kubeletRestart instead",
+            ),
+            (
+                json!({"etcdUpgrade": {"imageTag": "3.6 5"}}),
+                "etcdUpgrade: invalid imageTag \"3.6 5\", expected a tag such as 3.6.5-0",
             ),
             (
                 json!({}),

@@ -4,6 +4,7 @@ use schemars::SchemaGenerator;
 use serde_json::json;
 
 use super::*;
+use crate::refit::{UnitAction, UnitVerb};
 
 #[test]
 fn the_schema_wants_exactly_one_object() {
@@ -36,9 +37,10 @@ fn the_table_agrees_with_itself() {
 fn a_step_states_how_much_its_update_disturbs_at_least() {
     use Disruption::{Drain, Reboot, Restart};
     let wanted = |type_| match type_ {
-        StepType::KubeadmUpgrade | StepType::CertificatesRenew | StepType::KubeletRestart => {
-            Restart
-        }
+        StepType::KubeadmUpgrade
+        | StepType::EtcdUpgrade
+        | StepType::CertificatesRenew
+        | StepType::KubeletRestart => Restart,
         StepType::ContainerRuntimeInstall | StepType::KubeletInstall => Drain,
         StepType::OsImageFinalize | StepType::Reboot => Reboot,
         StepType::Preflight
@@ -48,7 +50,11 @@ fn a_step_states_how_much_its_update_disturbs_at_least() {
         | StepType::Snapshot
         | StepType::KubeadmInstall
         | StepType::Files
+        | StepType::KeysRevoke
         | StepType::Ntp
+        | StepType::NtpReplace
+        | StepType::UnitActions
+        | StepType::Commands
         | StepType::KubeletFlags
         | StepType::KubectlInstall
         | StepType::OsImageCommit
@@ -58,6 +64,37 @@ fn a_step_states_how_much_its_update_disturbs_at_least() {
         assert_eq!(type_.rules().least_disruption, wanted(*type_), "{type_:?}");
     }
     assert_eq!(HostStep::Reboot {}.least_disruption(), Reboot);
+}
+
+#[test]
+fn only_units_that_are_restarted_disturb_a_machine() {
+    let action = |verb| UnitAction { unit: "containerd.service".to_owned(), verb };
+    let (reload, restart) = (action(UnitVerb::Reload), action(UnitVerb::Restart));
+    for (units, wanted) in [
+        (vec![], Disruption::None),
+        (vec![reload.clone()], Disruption::None),
+        (vec![reload, restart], Disruption::Restart),
+    ] {
+        let step = HostStep::UnitActions(UnitArgs { units });
+        assert_eq!(step.least_disruption(), wanted, "{step:?}");
+    }
+}
+
+#[test]
+fn files_change_before_what_reads_them_and_commands_run_before_the_kubelet_changes() {
+    let order = [
+        StepType::KubeadmUpgrade,
+        StepType::EtcdUpgrade,
+        StepType::Files,
+        StepType::KeysRevoke,
+        StepType::NtpReplace,
+        StepType::UnitActions,
+        StepType::ContainerRuntimeInstall,
+        StepType::Commands,
+        StepType::OsImageFinalize,
+        StepType::KubeletFlags,
+    ];
+    assert!(order.is_sorted());
 }
 
 #[test]
