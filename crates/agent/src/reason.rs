@@ -62,7 +62,7 @@ const FINAL: FailureKind = FailureKind::Final;
 const PERSON: FailureKind = FailureKind::NeedsPerson;
 
 /// Ordered from unambiguous phrases to those that also occur in the output of other failures.
-const RULES: [Rule; 20] = [
+const RULES: [Rule; 21] = [
     rule(
         "DiskFull",
         PERSON,
@@ -156,6 +156,12 @@ const RULES: [Rule; 20] = [
         RETRIABLE,
         &["did not change after", "static Pod hash for component"],
         "",
+    ),
+    rule(
+        "EtcdNotReplaced",
+        PERSON,
+        &["etcd does not run with the image"],
+        "correct the image, or what its log reports",
     ),
     rule(
         CLUSTER_NOT_READY,
@@ -334,6 +340,11 @@ mod tests {
                 "static Pod hash for component etcd on Node n did not change after 5m0s",
                 "StaticPodNotReplaced",
                 RETRIABLE,
+            ),
+            (
+                "error: etcd does not run with the image r.example/etcd:3.6.5-0 300 s after",
+                "EtcdNotReplaced",
+                PERSON,
             ),
             ("[ERROR CreateJob]: Job did not complete", "ClusterNotReady", RETRIABLE),
             ("[ERROR Swap]: running with swap on is not supported", "PreflightRefused", RETRIABLE),

@@ -8,7 +8,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use refit_kinds::{
-    refit::{HostStep, KubeletArgs, OsImageArgs, PlanState, PlannedStep, StepType, StepUndo},
+    refit::{
+        HostStep, KubeletArgs, OsImageArgs, PlanState, PlannedStep, StepType, StepUndo, UnitArgs,
+    },
     version::KubernetesVersion,
 };
 
@@ -37,9 +39,9 @@ pub(crate) struct UndoStep {
     pub(crate) undo: Undo,
 }
 
-/// The undo steps of a plan in the order in which they run: the last step is undone first, but the
-/// kubelet restarts only after everything that it reads is restored. Empty past the point of no
-/// return.
+/// The undo steps of a plan in the order in which they run: the last step is undone first, but units
+/// and then the kubelet restart only after everything that they read is restored. Empty past the
+/// point of no return.
 pub(crate) fn undo_steps(plan: &Progress) -> Vec<UndoStep> {
     if plan.past_no_return() {
         return Vec::new();
@@ -51,8 +53,19 @@ pub(crate) fn undo_steps(plan: &Progress) -> Vec<UndoStep> {
         .filter(|step| was_started(plan, &step.id))
         .filter_map(|step| undo_step(plan, step))
         .collect();
-    steps.sort_by_key(|step| step.undo == Undo::KubeletRestart);
+    steps.sort_by_key(|step| restarts(&step.undo));
     steps
+}
+
+/// What an undo step restarts, in the order of restarts: nothing, units, the kubelet.
+fn restarts(undo: &Undo) -> u8 {
+    match undo {
+        Undo::Packages { .. } | Undo::Configuration | Undo::Files { .. } | Undo::OsImage { .. } => {
+            0
+        }
+        Undo::Units(_) => 1,
+        Undo::KubeletRestart => 2,
+    }
 }
 
 fn was_started(plan: &Progress, step: &str) -> bool {
@@ -70,6 +83,7 @@ fn undo_step(plan: &Progress, step: &PlannedStep) -> Option<UndoStep> {
         StepUndo::Files => Undo::Files { step: step.id.clone() },
         StepUndo::OsImage => Undo::OsImage { os_image: os_image(step.step()?)?.clone() },
         StepUndo::KubeletRestart => Undo::KubeletRestart,
+        StepUndo::Units => Undo::Units(units(step.step()?)?.clone()),
     };
     Some(UndoStep { id: undo_id(&step.id), undo })
 }
@@ -82,6 +96,10 @@ fn os_image(step: &HostStep) -> Option<&OsImageArgs> {
         return Some(os_image);
     }
     None
+}
+
+fn units(step: &HostStep) -> Option<&UnitArgs> {
+    if let HostStep::UnitActions(units) = step { Some(units) } else { None }
 }
 
 /// How a step is rolled back. The plan of an older controller does not record it.
@@ -206,10 +224,15 @@ fn changes_the_host(step: &PlannedStep) -> bool {
             StepType::OsImageStage
             | StepType::KubeadmInstall
             | StepType::KubeadmUpgrade
+            | StepType::EtcdUpgrade
             | StepType::CertificatesRenew
             | StepType::Files
+            | StepType::KeysRevoke
             | StepType::Ntp
+            | StepType::NtpReplace
+            | StepType::UnitActions
             | StepType::ContainerRuntimeInstall
+            | StepType::Commands
             | StepType::OsImageFinalize
             | StepType::KubeletFlags
             | StepType::KubeletInstall

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`host`] | the host as one run of the agent process sees it |
 //! | [`state`] | the host as plain data: what is installed, what runs |
+//! | [`in_place`] | changes of its configuration: units, etcd's image, commands, keys |
 //! | `work` | how each command changes the host, and how the change is detected |
 //! | [`trouble`], `uptime` | injected failures, and when the components respond |
 //! | [`disk`] | what survives the agent's process |
@@ -14,6 +15,7 @@
 
 pub mod disk;
 pub mod host;
+pub mod in_place;
 pub mod k8sd;
 pub mod kubelet;
 pub mod service;

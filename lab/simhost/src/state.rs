@@ -14,7 +14,7 @@ use refit_kinds::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::trouble::Troubles;
+use crate::{in_place::InPlace, trouble::Troubles};
 
 /// The OS of a host, as it reports it, before an image was installed.
 const ORIGINAL_OS: &str = "Debian GNU/Linux 13 (trixie), simulated";
@@ -81,6 +81,9 @@ pub struct HostState {
     /// When kubeadm's certificates expire, once they were renewed.
     #[serde(default)]
     pub certificates_end: Option<Timestamp>,
+    /// What changes of its configuration did that no file shows.
+    #[serde(default)]
+    pub in_place: InPlace,
 }
 
 fn unhurried() -> u32 {
@@ -157,6 +160,7 @@ impl HostState {
             static_pods_up_at: None,
             snap_refreshed_at: None,
             certificates_end: None,
+            in_place: InPlace::default(),
         };
         let bare = version.trim_start_matches('v');
         for package in PACKAGES {
@@ -453,11 +457,11 @@ pub(super) fn package_path(package: &str) -> String {
     format!("/packages/{package}")
 }
 
-fn manifest_path(component: &str) -> String {
+pub(super) fn manifest_path(component: &str) -> String {
     format!("/etc/kubernetes/manifests/{component}.yaml")
 }
 
-fn manifest(component: &str, image: &str) -> String {
+pub(super) fn manifest(component: &str, image: &str) -> String {
     format!(
         "apiVersion: v1\nkind: Pod\nmetadata:\n  name: {component}\n  namespace: kube-system\n\
          spec:\n  containers:\n  - name: {component}\n    image: {image}\n"
@@ -501,13 +505,17 @@ pub fn duration(node: &str, command: &Command) -> SignedDuration {
             | HostStep::ContainerRuntimeInstall { .. },
         )
         | Command::Undo(Undo::Packages { .. }) => (9, 3),
-        Command::Step(HostStep::CertificatesRenew(_)) => (40, 10),
+        Command::Step(HostStep::CertificatesRenew(_) | HostStep::EtcdUpgrade(_)) => (40, 10),
+        Command::Step(HostStep::UnitActions(_) | HostStep::Commands(_))
+        | Command::Undo(Undo::Units(_)) => (6, 3),
         Command::Step(HostStep::KubeletRestart {}) | Command::Undo(Undo::KubeletRestart) => (5, 3),
         Command::Step(HostStep::Reboot {}) => (55, 11),
         Command::Step(
             HostStep::Verify { .. }
             | HostStep::Files(_)
+            | HostStep::KeysRevoke(_)
             | HostStep::Ntp(_)
+            | HostStep::NtpReplace(_)
             | HostStep::KubeletFlags(_),
         )
         | Command::Undo(Undo::Files { .. } | Undo::Configuration) => (3, 1),

@@ -87,8 +87,13 @@ impl Troubles {
             Command::Step(HostStep::Snapshot {} | HostStep::OsImageStage { .. }) => {
                 "/var/lib/refit"
             }
-            Command::Step(HostStep::ImagePreload { .. }) => "/var/lib/containerd",
-            Command::Step(HostStep::Files(_) | HostStep::Ntp(_)) => "/etc",
+            Command::Step(HostStep::ImagePreload { .. } | HostStep::EtcdUpgrade(_)) => {
+                "/var/lib/containerd"
+            }
+            Command::Step(HostStep::KeysRevoke(_)) => "/home",
+            Command::Step(HostStep::Files(_) | HostStep::Ntp(_) | HostStep::NtpReplace(_)) => {
+                "/etc"
+            }
             Command::Step(
                 HostStep::KubeadmInstall { .. }
                 | HostStep::KubeletInstall { .. }
@@ -100,6 +105,8 @@ impl Troubles {
                 HostStep::Preflight { .. }
                 | HostStep::KubeadmUpgrade { .. }
                 | HostStep::CertificatesRenew(_)
+                | HostStep::UnitActions(_)
+                | HostStep::Commands(_)
                 | HostStep::KubeletFlags(_)
                 | HostStep::OsImageFinalize { .. }
                 | HostStep::OsImageCommit { .. }
@@ -111,7 +118,8 @@ impl Troubles {
                 Undo::OsImage { .. }
                 | Undo::Files { .. }
                 | Undo::Configuration
-                | Undo::KubeletRestart,
+                | Undo::KubeletRestart
+                | Undo::Units(_),
             ) => return None,
         };
         self.disk_full.then(|| format!("{directory}: No space left on device"))

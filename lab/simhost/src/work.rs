@@ -99,13 +99,21 @@ impl HostState {
                     format!("{path} is not restored")
                 })
             }
-            Command::Step(HostStep::Ntp(ntp)) => Evidence::from_check(
+            Command::Step(HostStep::Ntp(ntp) | HostStep::NtpReplace(ntp)) => Evidence::from_check(
                 self.root.get(TIME_SERVERS) == Some(&ntp.servers.join(" ")),
                 || format!("{TIME_SERVERS} does not contain the planned servers"),
             ),
             Command::Step(HostStep::KubeletFlags(kubelet)) => {
                 Evidence::from_check(self.root.get(KUBELET_FLAGS) == Some(&flags(kubelet)), || {
                     format!("{KUBELET_FLAGS} does not contain the planned flags")
+                })
+            }
+            Command::Step(HostStep::EtcdUpgrade(etcd)) => self.has_etcd(etcd),
+            Command::Step(HostStep::KeysRevoke(keys)) => self.has_revoked(keys),
+            Command::Step(HostStep::UnitActions(_) | HostStep::Commands(_))
+            | Command::Undo(Undo::Units(_)) => {
+                Evidence::from_check(self.succeeded.contains(&title(job)), || {
+                    format!("{} did not run to completion", job.command.name())
                 })
             }
             Command::Step(HostStep::CertificatesRenew(_)) => {
@@ -170,14 +178,14 @@ impl HostState {
         }
     }
 
-    /// Renews the certificates if a command has kubeadm do so. Static pods that are restarted for that are back a little later.
+    /// Renews the certificates if a command has kubeadm do so. Static pods that a command restarts are back a little later.
     pub(super) fn renew_certificates(&mut self, command: &Command, at: Timestamp) {
         let Command::Step(step) = command else { return };
         let renews = matches!(step, HostStep::CertificatesRenew(_));
         if self.control_plane && (renews || matches!(step, HostStep::KubeadmUpgrade { .. })) {
             self.certificates_end = Some(at + CERTIFICATES_LAST);
         }
-        if renews {
+        if renews || matches!(step, HostStep::EtcdUpgrade(_)) {
             let back = at + STATIC_PODS_RESTART;
             self.static_pods_up_at = self.static_pods_up_at.max(Some(back));
         }
@@ -233,6 +241,9 @@ impl HostState {
                     self.keep(step, &file.path);
                     self.root.insert(file.path.clone(), content(file));
                 }
+                for user in &files.users {
+                    self.add_keys(step, user);
+                }
                 Ok(format!("{} files written", files.files.len()))
             }
             Command::Undo(Undo::Files { step }) => {
@@ -244,7 +255,16 @@ impl HostState {
                 }
                 Ok("files restored".to_owned())
             }
-            Command::Step(HostStep::Ntp(ntp)) => {
+            Command::Step(HostStep::EtcdUpgrade(etcd)) => self.upgrade_etcd(etcd),
+            Command::Step(HostStep::KeysRevoke(keys)) => Ok(self.revoke_keys(step, keys)),
+            Command::Step(HostStep::UnitActions(units)) | Command::Undo(Undo::Units(units)) => {
+                Ok(self.act_on_units(units))
+            }
+            Command::Step(HostStep::Commands(args)) => {
+                self.in_place.commands.extend_from_slice(&args.commands);
+                Ok(format!("{} commands run", args.commands.len()))
+            }
+            Command::Step(HostStep::Ntp(ntp) | HostStep::NtpReplace(ntp)) => {
                 self.keep(step, TIME_SERVERS);
                 self.root.insert(TIME_SERVERS.to_owned(), ntp.servers.join(" "));
                 Ok("time servers set".to_owned())
@@ -410,7 +430,7 @@ impl HostState {
     }
 
     /// Saves the content of a path before a step changes it, once.
-    fn keep(&mut self, step: &str, path: &str) {
+    pub(super) fn keep(&mut self, step: &str, path: &str) {
         let kept = format!("{KEPT}/{step}{path}");
         if !self.has(&kept) {
             let was = self.root.get(path).map_or_else(String::new, |was| format!("+{was}"));

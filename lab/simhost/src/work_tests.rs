@@ -45,7 +45,8 @@ fn the_work_of_a_command_is_detected_only_afterwards() {
     for command in [
         Command::Step(HostStep::ContainerRuntimeInstall { packages: packages.clone() }),
         Command::Step(HostStep::ImagePreload { version: None, images, bundle: None }),
-        Command::Step(HostStep::Ntp(ntp)),
+        Command::Step(HostStep::Ntp(ntp.clone())),
+        Command::Step(HostStep::NtpReplace(ntp)),
         Command::Step(HostStep::KubectlInstall { version, packages }),
         stage_image(),
     ] {

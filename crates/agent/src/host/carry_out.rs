@@ -17,7 +17,7 @@ use refit_kinds::{
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Command, Evidence, Program, Site, Undo, bundle,
+    Command, Evidence, Program, Site, Undo, bundle, commands,
     files::{
         self,
         atomic::{self, Access},
@@ -26,11 +26,13 @@ use super::{
     },
     images,
     kubeadm::{self, preflight},
-    kubelet, kubelet_fetched, kubelet_probe, ntp,
+    kubelet, kubelet_fetched, kubelet_probe,
+    ntp::{self, Others},
     packages::{self, KUBERNETES, Order, Packages, Want},
     reboot::{self, Patience},
     running, runtime, snapshot,
     trident::{OsImage, TridentCli},
+    units,
     work::WorkError,
 };
 use crate::policy::OwnPaths;
@@ -185,8 +187,15 @@ async fn run_step(
         HostStep::Files(files) => {
             files::apply(site, plan, &job.step, files, &job.own, secrets).await
         }
-        HostStep::Ntp(ntp) => ntp::apply(site, plan, &job.step, ntp).await,
+        HostStep::KeysRevoke(keys) => files::revoke::apply(site, plan, &job.step, keys).await,
+        HostStep::Ntp(ntp) => ntp::apply(site, plan, &job.step, ntp, Others::Kept).await,
+        HostStep::NtpReplace(ntp) => ntp::apply(site, plan, &job.step, ntp, Others::Disabled).await,
+        HostStep::UnitActions(units) => units::apply(site, units, units::SETTLE).await,
+        HostStep::Commands(commands) => commands::run(site, plan, commands).await,
         HostStep::KubeletFlags(kubelet) => kubelet::set_flags(site, plan, &job.step, kubelet),
+        HostStep::EtcdUpgrade(etcd) => {
+            kubeadm::etcd::upgrade(site, plan, &job.step, etcd, kubeadm::etcd::RESTART).await
+        }
         HostStep::CertificatesRenew(certificates) => {
             let now = refit_runtime::Clock::real().now();
             kubeadm::certificates::renew(site, plan, certificates, now).await
@@ -243,6 +252,7 @@ async fn roll_back(site: &Site, job: &JobFile, undo: &Undo) -> Result<(), WorkEr
             OsImage::new(site, &TridentCli::new(site), plan, os_image).undo().await
         }
         Undo::KubeletRestart => restart_kubelet(site).await,
+        Undo::Units(units) => units::put_back(site, units, units::SETTLE).await,
     }
 }
 

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use refit_kinds::refit::{HostStep, OsImageArgs, StepEvidence, StepRules, StepType};
+use refit_kinds::refit::{HostStep, OsImageArgs, StepEvidence, StepRules, StepType, UnitArgs};
 use serde::{Deserialize, Serialize};
 
 /// A command for a host.
@@ -39,6 +39,8 @@ pub enum Undo {
     },
     /// Restarts the kubelet with the restored files.
     KubeletRestart,
+    /// Reloads or restarts units with the restored files.
+    Units(UnitArgs),
 }
 
 /// Rules for running a command: part of a row of the step table.
@@ -70,6 +72,7 @@ impl Command {
                 Undo::Files { .. } => "restore-files",
                 Undo::OsImage { .. } => "restore-os-image",
                 Undo::KubeletRestart => StepType::KubeletRestart.id(),
+                Undo::Units(_) => "restore-units",
             },
         }
     }
@@ -88,6 +91,7 @@ impl Command {
             Self::Undo(Undo::Files { .. }) => undo(300, StepEvidence::Both),
             Self::Undo(Undo::OsImage { .. }) => undo(900, StepEvidence::Host),
             Self::Undo(Undo::KubeletRestart) => StepType::KubeletRestart.rules().into(),
+            Self::Undo(Undo::Units(_)) => StepType::UnitActions.rules().into(),
         }
     }
 }

@@ -11,8 +11,10 @@ use super::{
     Command, Evidence, HostError, Job, Since, Site, Undo,
     carry_out::{PackageSet, extra_packages, kubernetes_packages, manager, mark_path},
     files::{self, keep},
-    kubeadm::{MANIFESTS, static_pods_at},
-    kubelet, ntp, packages,
+    kubeadm::{MANIFESTS, etcd, static_pods_at},
+    kubelet,
+    ntp::{self, Others},
+    packages,
     trident::{OsImage, TridentCli},
     work::WorkError,
 };
@@ -69,7 +71,10 @@ async fn step_shows(site: &Site, plan: &str, step: &HostStep) -> Result<Evidence
             Ok(static_pods_at(&site.path(MANIFESTS), version))
         }
         HostStep::Files(files) => Ok(files::check(site, files)),
-        HostStep::Ntp(ntp) => Ok(ntp::check(site, ntp)),
+        HostStep::EtcdUpgrade(args) => Ok(etcd::check(site, args)),
+        HostStep::KeysRevoke(keys) => Ok(files::revoke::check(site, keys)),
+        HostStep::Ntp(ntp) => Ok(ntp::check(site, ntp, Others::Kept)),
+        HostStep::NtpReplace(ntp) => Ok(ntp::check(site, ntp, Others::Disabled)),
         HostStep::KubeletFlags(kubelet) => Ok(flags_set(site, kubelet)),
         HostStep::OsImageStage { os_image, .. } => os(os_image).is_staged().await,
         HostStep::OsImageFinalize { os_image } => os(os_image).is_finalized().await,
@@ -80,6 +85,8 @@ async fn step_shows(site: &Site, plan: &str, step: &HostStep) -> Result<Evidence
         | HostStep::ImagePreload { .. }
         | HostStep::Snapshot {}
         | HostStep::CertificatesRenew(_)
+        | HostStep::UnitActions(_)
+        | HostStep::Commands(_)
         | HostStep::KubeletRestart {}
         | HostStep::Reboot {}
         | HostStep::Verify { .. } => Ok(Evidence::Done),
@@ -98,7 +105,7 @@ async fn undo_shows(site: &Site, plan: &str, undo: &Undo) -> Result<Evidence, Wo
             OsImage::new(site, &TridentCli::new(site), plan, os_image).is_undone().await
         }
         // Proven by their marks.
-        Undo::Configuration | Undo::KubeletRestart => Ok(Evidence::Done),
+        Undo::Configuration | Undo::KubeletRestart | Undo::Units(_) => Ok(Evidence::Done),
     }
 }
 

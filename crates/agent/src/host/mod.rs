@@ -11,12 +11,13 @@
 //! | `kubeadm`, `kubelet`, `kubelet_fetched`, `kubelet_probe`, `running`, `snapshot` | Kubernetes itself |
 //! | `trident` | OS images |
 //! | `reboot` | rebooting between the work of other programs |
-//! | `files`, `ntp`, `images`, `runtime`, [`bundle`] | everything else |
+//! | `files`, `ntp`, `units`, `commands`, `images`, `runtime`, [`bundle`] | everything else |
 //! | `site`, `program` | the drivers' view of the host: directories, programs, a log |
 
 pub mod bundle;
 mod carry_out;
 mod command;
+mod commands;
 pub(crate) mod facts;
 mod files;
 mod images;
@@ -38,6 +39,7 @@ mod site;
 mod snapshot;
 mod trident;
 mod unit;
+mod units;
 pub(crate) mod work;
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,5 +1,7 @@
 //! Time servers of the host, for chrony or systemd-timesyncd.
 
+mod replace;
+
 use std::path::PathBuf;
 
 use refit_kinds::refit::NtpArgs;
@@ -13,6 +15,15 @@ use super::{
     },
     work::WorkError,
 };
+
+/// What happens to the other servers of the host's configuration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Others {
+    /// They stay.
+    Kept,
+    /// They are disabled.
+    Disabled,
+}
 
 /// A time daemon, and the file for its servers.
 struct Daemon {
@@ -40,12 +51,18 @@ const DAEMONS: [Daemon; 3] = [
     },
 ];
 
+impl Daemon {
+    fn is_timesyncd(&self) -> bool {
+        self.sign.ends_with("timesyncd.conf")
+    }
+}
+
 fn daemon(site: &Site) -> Option<&'static Daemon> {
     DAEMONS.iter().find(|daemon| site.path(daemon.sign).exists())
 }
 
 fn text(daemon: &Daemon, args: &NtpArgs) -> String {
-    if daemon.sign.ends_with("timesyncd.conf") {
+    if daemon.is_timesyncd() {
         return format!("# Written by refit-agent.\n[Time]\nNTP={}\n", args.servers.join(" "));
     }
     let mut text = "# Written by refit-agent.\n".to_owned();
@@ -67,6 +84,7 @@ pub(super) async fn apply(
     plan: &str,
     step: &str,
     args: &NtpArgs,
+    others: Others,
 ) -> Result<(), WorkError> {
     if let Some(bad) = args.servers.iter().find(|server| !is_server(server)) {
         return Err(WorkError::permanent(format!("invalid host name {bad:?} in ntp.servers")));
@@ -87,16 +105,18 @@ pub(super) async fn apply(
         }
         return Ok(());
     }
-    let mut changed = false;
-    if !args.servers.is_empty() {
-        let text = text(daemon, args);
-        let access = Access::of_mode(0o644);
-        if !atomic::is(&site.path(daemon.file), text.as_bytes(), access) {
-            include(site, plan, step, daemon)?;
-            keep::keep(site, plan, step, daemon.file)?;
-            changed = atomic::replace(&site.path(daemon.file), text.as_bytes(), access)?;
+    let changed = if args.servers.is_empty() {
+        false
+    } else {
+        match others {
+            Others::Kept => add(site, plan, step, daemon, args)?,
+            // An attempt that was interrupted may have written the files without a restart.
+            Others::Disabled => {
+                replace::write(site, plan, step, daemon, &args.servers)?;
+                true
+            }
         }
-    }
+    };
     for service in daemon.services {
         let call = site.call(Program::Systemctl, ["enable", "--now", service]);
         site.run(&call).await?;
@@ -106,6 +126,25 @@ pub(super) async fn apply(
         }
     }
     Ok(())
+}
+
+/// Adds the servers to those of the host. Returns whether the file with them changed.
+fn add(
+    site: &Site,
+    plan: &str,
+    step: &str,
+    daemon: &Daemon,
+    args: &NtpArgs,
+) -> Result<bool, WorkError> {
+    let text = text(daemon, args);
+    let access = Access::of_mode(0o644);
+    let file = site.path(daemon.file);
+    if atomic::is(&file, text.as_bytes(), access) {
+        return Ok(false);
+    }
+    include(site, plan, step, daemon)?;
+    keep::keep(site, plan, step, daemon.file)?;
+    atomic::replace(&file, text.as_bytes(), access)
 }
 
 /// The state of a service before a step.
@@ -193,15 +232,28 @@ fn include(site: &Site, plan: &str, step: &str, daemon: &Daemon) -> Result<(), W
 }
 
 /// Whether the servers are set.
-pub(super) fn check(site: &Site, args: &NtpArgs) -> Evidence {
+pub(super) fn check(site: &Site, args: &NtpArgs, others: Others) -> Evidence {
     let Some(daemon) = daemon(site) else {
         return Evidence::from_check(!args.enabled, || {
             "the host has neither chrony nor systemd-timesyncd".to_owned()
         });
     };
-    let set =
-        !args.enabled || args.servers.is_empty() || site.read(daemon.file) == text(daemon, args);
-    Evidence::from_check(set, || format!("{} does not list the planned servers", daemon.file))
+    if !args.enabled || args.servers.is_empty() {
+        return Evidence::Done;
+    }
+    let other = match others {
+        Others::Kept => {
+            let is_set = site.read(daemon.file) == text(daemon, args);
+            (!is_set).then(|| daemon.file.to_owned())
+        }
+        Others::Disabled => match replace::changes(site, daemon, &args.servers) {
+            Ok(changes) => changes.into_iter().next().map(|(path, _)| path),
+            Err(error) => return Evidence::Missing { what: error.message },
+        },
+    };
+    Evidence::from_check(other.is_none(), || {
+        format!("{} does not list the planned servers", other.as_deref().unwrap_or_default())
+    })
 }
 
 #[cfg(test)]
@@ -235,9 +287,9 @@ mod tests {
             (DAEMONS[2].sign, "[Time]\nNTP=ntp.example 10.0.0.1\n"),
         ] {
             let (_directory, site) = site(sign);
-            assert!(matches!(check(&site, &servers()), Evidence::Missing { .. }));
-            apply(&site, "p", "ntp", &servers()).await.unwrap();
-            assert_eq!(check(&site, &servers()), Evidence::Done);
+            assert!(matches!(check(&site, &servers(), Others::Kept), Evidence::Missing { .. }));
+            apply(&site, "p", "ntp", &servers(), Others::Kept).await.unwrap();
+            assert_eq!(check(&site, &servers(), Others::Kept), Evidence::Done);
             let daemon = daemon(&site).unwrap();
             assert!(site.read(daemon.file).contains(words), "{sign}");
             let log = fs::read_to_string(site.state().join("host.log")).unwrap();
@@ -274,10 +326,10 @@ mod tests {
             ("new", servers(), "disabled", "inactive", ["disable", "stop"]),
         ] {
             set_state(state, active);
-            apply(&site, plan, "ntp", &args).await.unwrap();
+            apply(&site, plan, "ntp", &args, Others::Kept).await.unwrap();
             // The retry does not record the changes of the first attempt as the previous state.
             set_state("disabled", "inactive");
-            apply(&site, plan, "ntp", &args).await.unwrap();
+            apply(&site, plan, "ntp", &args, Others::Kept).await.unwrap();
             let before = calls(&site).len();
             put_back(&site, plan, "ntp").await.unwrap();
             keep::put_back(&site, plan, "ntp").unwrap();
@@ -290,10 +342,10 @@ mod tests {
     #[tokio::test]
     async fn a_host_without_a_daemon_needs_an_operator() {
         let (_directory, site) = site("/etc/other");
-        let error = apply(&site, "p", "ntp", &servers()).await.unwrap_err();
+        let error = apply(&site, "p", "ntp", &servers(), Others::Kept).await.unwrap_err();
         assert!(error.message.contains("neither chrony"), "{error}");
         let off = NtpArgs::default();
-        apply(&site, "p", "ntp", &off).await.unwrap();
+        apply(&site, "p", "ntp", &off, Others::Kept).await.unwrap();
     }
 
     #[test]

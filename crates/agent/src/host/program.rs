@@ -66,6 +66,8 @@ pub enum Program {
     Rpm,
     /// Converts RPM packages into tarballs.
     Rpm2archive,
+    /// Runs the commands of a plan.
+    Sh,
     /// Restarts services, queries units, reboots.
     Systemctl,
     /// Starts transient units.
@@ -113,6 +115,7 @@ impl Program {
             Self::Rm => &["/usr/bin/rm", "/bin/rm"],
             Self::Rpm => &["/usr/bin/rpm", "/bin/rpm"],
             Self::Rpm2archive => &["/usr/bin/rpm2archive"],
+            Self::Sh => &["/bin/sh", "/usr/bin/sh"],
             Self::Systemctl => &["/usr/bin/systemctl", "/bin/systemctl"],
             Self::SystemdRun => &["/usr/bin/systemd-run", "/bin/systemd-run"],
             Self::Tar => &["/usr/bin/tar", "/bin/tar"],

@@ -131,8 +131,16 @@ pub(super) async fn check(site: &Site, etcd: Option<&LocalEtcd>) -> Result<(), W
     connect(site, etcd).await.map(drop)
 }
 
-/// The first way to call etcdctl that finds etcd healthy.
-async fn connect(site: &Site, etcd: &LocalEtcd) -> Result<Etcdctl, WorkError> {
+/// Checks that etcd is healthy.
+///
+/// # Errors
+/// What each program that calls etcdctl reported.
+pub(super) async fn check_health(site: &Site, etcd: &LocalEtcd) -> Result<(), String> {
+    find_healthy(site, etcd).await.map(drop).map_err(|failures| failures.join("; "))
+}
+
+/// The first way to call etcdctl that finds etcd healthy, or why each of them does not.
+async fn find_healthy(site: &Site, etcd: &LocalEtcd) -> Result<Etcdctl, Vec<String>> {
     let mut failures = Vec::new();
     for (program, place) in PLACES.into_iter().filter(|(program, _)| site.has(*program)) {
         match Etcdctl::connect(site, program, place, etcd).await {
@@ -140,6 +148,14 @@ async fn connect(site: &Site, etcd: &LocalEtcd) -> Result<Etcdctl, WorkError> {
             Err(error) => failures.push(error.message),
         }
     }
+    Err(failures)
+}
+
+async fn connect(site: &Site, etcd: &LocalEtcd) -> Result<Etcdctl, WorkError> {
+    let failures = match find_healthy(site, etcd).await {
+        Ok(found) => return Ok(found),
+        Err(failures) => failures,
+    };
     if failures.is_empty() {
         return Err(WorkError::needs_person(
             "cannot save etcd, which runs on this host: neither etcdctl nor crictl nor ctr is \

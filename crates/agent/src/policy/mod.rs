@@ -109,7 +109,7 @@ pub(crate) enum PolicyRefusal {
 /// What is not allowed, and the key of the policy that would allow it.
 type Forbidden = (&'static str, String);
 
-/// What plans may do on a host. Without a key, everything of its kind is allowed.
+/// What plans may do on a host. Without a key, everything of its kind is allowed, except for commands.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct HostPolicy {
@@ -263,17 +263,22 @@ impl HostPolicy {
     /// What the policy does not allow in a step.
     fn forbids(&self, step: &HostStep, host: &dyn HostView) -> Option<Forbidden> {
         let type_ = StepType::from(step);
-        if self.steps.as_ref().is_some_and(|steps| !steps.contains(&StepId(type_))) {
+        // A command may do all that another key forbids, so no policy allows it without naming it.
+        let by_default = type_ != StepType::Commands;
+        if !self.steps.as_ref().map_or(by_default, |steps| steps.contains(&StepId(type_))) {
             return Some(("steps", format!("{:?}", type_.id())));
         }
-        if let HostStep::Files(args) = step {
-            let written = written(args, host);
-            let forbidden =
-                |path: &String| self.paths.as_ref().is_some_and(|all| !is_allowed(path, all, host));
-            let mut outside = written.into_iter().filter(forbidden);
-            if let Some(path) = outside.next() {
-                return Some(("paths", format!("{path:?}")));
-            }
+        let written = if let HostStep::Files(args) = step {
+            written(args, host)
+        } else if let HostStep::KeysRevoke(args) = step {
+            args.users.iter().map(|user| key_file(&user.user, "", host)).collect()
+        } else {
+            Vec::new()
+        };
+        let forbidden =
+            |path: &String| self.paths.as_ref().is_some_and(|all| !is_allowed(path, all, host));
+        if let Some(path) = written.into_iter().find(forbidden) {
+            return Some(("paths", format!("{path:?}")));
         }
         let allowed = self.repositories.as_ref()?;
         let mut outside = sources(step).into_iter().filter(|source| {
@@ -288,9 +293,7 @@ impl HostPolicy {
 fn written(args: &FileArgs, host: &dyn HostView) -> Vec<String> {
     let of_user = |user: &PlannedUser| {
         let name = &user.name;
-        let home = host.home(name).or_else(|| Some(user.home_dir.clone()));
-        let home = home.filter(|home| !home.is_empty()).unwrap_or_else(|| format!("/home/{name}"));
-        let keys = format!("{home}/.ssh/authorized_keys");
+        let keys = key_file(name, &user.home_dir, host);
         [
             Some("/etc/passwd".to_owned()),
             (!user.groups.is_empty()).then(|| "/etc/group".to_owned()),
@@ -300,6 +303,13 @@ fn written(args: &FileArgs, host: &dyn HostView) -> Vec<String> {
     };
     let of_users = args.users.iter().flat_map(of_user).flatten();
     of_users.chain(args.files.iter().map(|file| file.path.clone())).collect()
+}
+
+/// The file with the public keys of a user who may not exist yet.
+fn key_file(user: &str, planned_home: &str, host: &dyn HostView) -> String {
+    let home = host.home(user).unwrap_or_else(|| planned_home.to_owned());
+    let home = if home.is_empty() { format!("/home/{user}") } else { home };
+    format!("{home}/.ssh/authorized_keys")
 }
 
 /// What a path is, and what it points to; `None` for a path that is not allowed anywhere.
@@ -334,10 +344,15 @@ fn sources(step: &HostStep) -> Vec<&str> {
         | HostStep::Snapshot {}
         | HostStep::KubeadmInstall { .. }
         | HostStep::KubeadmUpgrade { .. }
+        | HostStep::EtcdUpgrade(_)
         | HostStep::CertificatesRenew(_)
         | HostStep::Files(_)
+        | HostStep::KeysRevoke(_)
         | HostStep::Ntp(_)
+        | HostStep::NtpReplace(_)
+        | HostStep::UnitActions(_)
         | HostStep::ContainerRuntimeInstall { .. }
+        | HostStep::Commands(_)
         | HostStep::KubeletFlags(_)
         | HostStep::KubeletInstall { .. }
         | HostStep::KubectlInstall { .. }

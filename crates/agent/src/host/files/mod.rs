@@ -6,6 +6,7 @@
 pub(crate) mod atomic;
 pub(crate) mod keep;
 mod place;
+pub(crate) mod revoke;
 pub(crate) mod secret;
 mod users;
 mod walk;

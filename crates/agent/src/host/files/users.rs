@@ -1,7 +1,10 @@
 //! Users of the host, as declared in a KubeadmConfig. Users are created and updated, never removed:
 //! a rollback leaves a user, because files may belong to it by then.
 
-use std::path::{Path, PathBuf};
+use std::{
+    fs::Metadata,
+    path::{Path, PathBuf},
+};
 
 use refit_kinds::refit::PlannedUser;
 
@@ -140,20 +143,9 @@ fn keys(
         let name = &user.name;
         return Err(WorkError::retriable(format!("created user {name}, but it does not exist")));
     };
-    let path = format!("{home}/.ssh/authorized_keys");
-    // The owner of the home directory can create links in it, which root must not follow.
-    for place in [format!("{home}/.ssh"), path.clone()] {
-        if std::fs::symlink_metadata(site.path(&place)).is_ok_and(|meta| meta.is_symlink()) {
-            return Err(WorkError::needs_person(format!(
-                "{place} is a symbolic link, and keys are not written through a link; remove it"
-            )));
-        }
-    }
+    let (path, found) = key_file(site, &home)?;
     let file = site.path(&path);
-    let found = atomic::read(&file)?.map_or_else(Vec::new, |(found, _)| found);
-    let mut text = String::from_utf8(found).map_err(|_| {
-        WorkError::needs_person(format!("{path} is not a text file, so no keys can be added to it"))
-    })?;
+    let mut text = found.map_or_else(String::new, |(text, _)| text);
     for key in &user.ssh_authorized_keys {
         if !text.lines().any(|line| line == key) {
             if !text.is_empty() && !text.ends_with('\n') {
@@ -171,4 +163,29 @@ fn keys(
         atomic::own_directory(parent, directory)?;
     }
     Ok(file.parent().map(Path::to_owned))
+}
+
+/// Path of the file with a user's public keys, with its text and metadata if it exists.
+pub(super) fn key_file(
+    site: &Site,
+    home: &str,
+) -> Result<(String, Option<(String, Metadata)>), WorkError> {
+    let path = format!("{home}/.ssh/authorized_keys");
+    // The owner of the home directory can create links in it, which root must not follow.
+    for place in [format!("{home}/.ssh"), path.clone()] {
+        if std::fs::symlink_metadata(site.path(&place)).is_ok_and(|meta| meta.is_symlink()) {
+            return Err(WorkError::needs_person(format!(
+                "{place} is a symbolic link, and keys are not changed through a link; remove it"
+            )));
+        }
+    }
+    let Some((text, file)) = atomic::read(&site.path(&path))? else {
+        return Ok((path, None));
+    };
+    match String::from_utf8(text) {
+        Ok(text) => Ok((path, Some((text, file)))),
+        Err(_) => Err(WorkError::needs_person(format!(
+            "{path} is not a text file, so its keys cannot be changed; replace it"
+        ))),
+    }
 }

@@ -4,6 +4,7 @@ mod api;
 mod backups;
 pub(crate) mod certificates;
 pub(super) mod credentials;
+pub(crate) mod etcd;
 pub(crate) mod manifest;
 mod mend;
 pub(crate) mod preflight;
