@@ -22,7 +22,7 @@ const MAX_UNIT: usize = 255;
 
 /// What changes on the hosts of some owners in one namespace need to take effect, where the
 /// defaults by path do not suit. It changes no host by itself: it decides what follows a change.
-#[derive(CustomResource, KubeSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(CustomResource, KubeSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[kube(
     group = "refit.dev",
     version = "v1alpha1",
