@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 use kube::ResourceExt as _;
 use refit_cluster_api::kinds::Machine;
 use refit_core::{
-    change::{ConfigurationRules, NotReady, Policy, PolicyDefaults, policy},
+    change::{
+        ConfigurationRules, NotReady, Policy, PolicyDefaults, can_update::ConfigurationKnown, policy,
+    },
     group::OwnerPacing,
     node::{
         DrainChoice, NodePolicies, SettingsSources, drain_policy, host_settings,
@@ -97,11 +99,11 @@ pub(crate) fn live_host_settings(
 }
 
 /// What may be claimed of changes of KubeadmConfigs in a group.
-pub(crate) fn configuration_rules(
+pub(crate) fn configuration_known(
     ctx: &Context,
     group: &Group,
     policy: &Policy,
-) -> Result<ConfigurationRules, NotReady> {
+) -> ConfigurationKnown {
     let namespace = &group.key.namespace;
     let stores = &ctx.stores;
     let unreadable = stores.disruption_policies.unreadable().into_iter();
@@ -113,9 +115,11 @@ pub(crate) fn configuration_rules(
         cluster: &group.spec.cluster_name,
     })
     .map(Option::<&NodeDisruptionPolicySpec>::cloned);
-    let found = found.map_err(NotReady::DisruptionPolicy)?;
-    let Policy { rerun, secrets, .. } = policy;
-    Ok(ConfigurationRules { rerun: *rerun, secrets: secrets.clone(), policy: found })
+    let Policy { rerun, secrets, .. } = policy.clone();
+    match found {
+        Ok(policy) => ConfigurationKnown::Rules(ConfigurationRules { rerun, secrets, policy }),
+        Err(refusal) => ConfigurationKnown::Unknown(refusal),
+    }
 }
 
 fn owner_annotations(ctx: &Context, group: &Group) -> Result<BTreeMap<String, String>, NotReady> {

@@ -5,8 +5,8 @@ use std::{collections::BTreeMap, sync::Arc};
 use refit_cluster_api::{kinds::annotations_show_update, rollout::simulate::Answer};
 use refit_core::{
     change::{
-        ConfigurationRules, Coverage, Level, NotReady, Policy, PolicyDefaults, Provider, Question, Updater, Verdict, can_update,
-        can_update::{Host, HostReport, Judgement, Known, unfinished},
+        ConfigurationRules, Coverage, Level, Policy, PolicyDefaults, Provider, Question, Updater, Verdict, can_update,
+        can_update::{ConfigurationKnown, Host, HostReport, Judgement, Known, unfinished},
         machine_kind,
         not_ready::Unfinished,
         policy,
@@ -205,12 +205,8 @@ impl<'a> View<'a> {
         // Unfinished updates block the whole group: look_for_unfinished reports them.
         let updaters = self.updaters(machine_kind(text(&current.infrastructure, "/kind")));
         let configuration = match self.configuration_rules() {
-            Ok(rules) => Some(rules),
-            Err(refusal) => {
-                let why = NotReady::DisruptionPolicy(refusal);
-                self.block(why.reason(), self.title(), why.to_string());
-                return Answer::Wait;
-            }
+            Ok(rules) => ConfigurationKnown::Rules(rules),
+            Err(refusal) => ConfigurationKnown::Unknown(refusal),
         };
         let policy = self.policy.clone();
         let mut known =

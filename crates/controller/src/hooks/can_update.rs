@@ -12,7 +12,7 @@ use refit_cluster_api::kinds::{ContractRef, Machine, update_in_progress};
 use refit_core::{
     change::{
         Level, NotReady, Objects, Provider, Updater, Verdict, can_update,
-        can_update::{ControlPlaneMachine, Host, Judgement, Known, Peer, unfinished},
+        can_update::{ConfigurationKnown, ControlPlaneMachine, Host, Judgement, Known, Peer, unfinished},
         machine_kind,
         not_ready::Unfinished,
     },
@@ -35,7 +35,7 @@ use crate::{
     indexes::UPDATES_BY_MACHINE_UID,
     node_update::live::read_object,
     owner::{LiveOwner, limits_of, pace_of},
-    policy::{configuration_rules, live_policy, unknown},
+    policy::{configuration_known, live_policy, unknown},
     updaters::updaters_of,
     upgrade_task::has_ended,
     workload_watch::has_hosted_control_plane,
@@ -109,7 +109,7 @@ pub(crate) async fn of_task(
             question.known.updaters.retain(|updater| updater.name() == only);
         }
         question.known.rolls_back = rolls_back;
-        question.known.configuration = None;
+        question.known.configuration = ConfigurationKnown::Nothing;
         Ok(question)
     };
     let (Question { group, known, .. }, judgement) = judged(ctx, sides, read).await?;
@@ -209,7 +209,7 @@ fn about_machine(ctx: &Context, current: &Objects) -> Result<Question, NotReady>
         hosts: vec![host(ctx, &machine)],
         peers: if group.spec.control_plane { peers(ctx, &group, &machine) } else { Vec::new() },
         updaters: updaters_of(ctx, &group, &machine.spec.infrastructure_ref.kind),
-        configuration: Some(configuration_rules(ctx, &group, &policy)?),
+        configuration: configuration_known(ctx, &group, &policy),
         policy,
         ..Known::default()
     };
@@ -232,7 +232,7 @@ fn about_machine_set(ctx: &Context, current: &Objects) -> Result<Question, NotRe
         control_plane: control_plane(ctx, &key.namespace, &group),
         api_server: api_server_of(ctx, &key.namespace, &group),
         updaters: updaters_of(ctx, &group, machine_kind(&template.kind)),
-        configuration: Some(configuration_rules(ctx, &group, &policy)?),
+        configuration: configuration_known(ctx, &group, &policy),
         policy,
         ..Known::default()
     };

@@ -12,12 +12,12 @@ use super::{
     configuration::{ConfigurationRules, ConfigurationUpdater},
     cover::{Coverage, Updater, cover},
     not_ready::{NotReady, Unfinished},
-    objects::{Level, Objects},
+    objects::{Level, Objects, Part},
     policy::Policy,
     provider::{Provider, provider_unknown},
     verdict::{Verdict, verdict},
 };
-use crate::{group::Exception, task::roll_back::is_patch};
+use crate::{group::Exception, report::Refusal, task::roll_back::is_patch};
 
 /// What a verdict depends on, in addition to the two sides of the request.
 #[derive(Clone, Debug, Default)]
@@ -37,9 +37,8 @@ pub struct Known {
     pub control_plane: Vec<ControlPlaneMachine>,
     /// The Updaters for these Machines that operators have added.
     pub updaters: Vec<Updater>,
-    /// What the configuration of hosts may claim, after them; `None` if no host gets any: a task only brings machines to
-    /// a version.
-    pub configuration: Option<ConfigurationRules>,
+    /// What the configuration of hosts may claim, after them.
+    pub configuration: ConfigurationKnown,
     /// Whether the provider accepts what Updaters claim of infrastructure machines.
     pub provider: Provider,
     /// For workers of a control plane without Machines, as hosted and managed ones are: the version
@@ -47,6 +46,42 @@ pub struct Known {
     pub api_server: Option<StatedVersion>,
     /// A task rolls workers back: their version may be lower.
     pub rolls_back: bool,
+}
+
+/// What is known of what the configuration of hosts may claim.
+#[derive(Clone, Debug, Default, PartialEq)]
+#[expect(clippy::large_enum_variant, reason = "there is one per verdict, and most are rules")]
+pub enum ConfigurationKnown {
+    /// No host gets any: a task only brings machines to a version.
+    #[default]
+    Nothing,
+    /// The rules.
+    Rules(ConfigurationRules),
+    /// Which NodeDisruptionPolicy applies is not known, and so how a change disturbs the machines.
+    Unknown(Refusal),
+}
+
+impl ConfigurationKnown {
+    fn updater(&self) -> Option<Updater> {
+        match self {
+            Self::Rules(rules) => Some(Updater::Configuration(ConfigurationUpdater {
+                rules: rules.clone(),
+                ..ConfigurationUpdater::default()
+            })),
+            Self::Nothing | Self::Unknown(_) => None,
+        }
+    }
+
+    /// The refusal if the missing policy leaves a KubeadmConfig uncovered.
+    fn unknown(&self, coverage: &Coverage) -> Option<Refusal> {
+        match self {
+            Self::Unknown(refusal) => {
+                let mut uncovered = coverage.uncovered.iter();
+                uncovered.any(|one| one.part == Part::Bootstrap).then(|| refusal.clone())
+            }
+            Self::Nothing | Self::Rules(_) => None,
+        }
+    }
 }
 
 /// A Machine whose host would be updated.
@@ -150,9 +185,7 @@ pub fn can_update(level: Level, current: &Objects, desired: &Objects, known: &Kn
     let built_in = [Updater::Kubeadm];
     let by_provider = known.updaters.iter().any(Updater::brings_version);
     let built_in = built_in.iter().filter(|_| !by_provider);
-    let configuration = known.configuration.clone().map(|rules| {
-        Updater::Configuration(ConfigurationUpdater { rules, ..ConfigurationUpdater::default() })
-    });
+    let configuration = known.configuration.updater();
     let updaters: Vec<&Updater> =
         built_in.chain(&known.updaters).chain(&configuration).collect();
     let lowers = !by_provider && lowers(level, (&current.version(level), &stated), known);
@@ -168,6 +201,10 @@ pub fn can_update(level: Level, current: &Objects, desired: &Objects, known: &Kn
     };
     if let Some(machine) = deleting(level, &known.hosts) {
         return Judgement { coverage, verdict: Verdict::NotReady(NotReady::Deleting { machine }) };
+    }
+    if let Some(refusal) = known.configuration.unknown(&coverage) {
+        let verdict = Verdict::NotReady(NotReady::DisruptionPolicy(refusal));
+        return Judgement { coverage, verdict };
     }
     // A version that cannot be parsed is not covered, and the verdict reports it as uncovered.
     let unready = stated
