@@ -1,5 +1,6 @@
 //! Refit's kinds, `refit.dev/v1alpha1`.
 
+mod applied_settings;
 mod cluster_upgrade;
 mod cluster_upgrade_plan;
 mod extra_capacity;
@@ -24,6 +25,7 @@ mod updater;
 mod upgrade_task;
 mod windows;
 
+pub use applied_settings::*;
 use cluster_upgrade::default_start_within;
 pub use cluster_upgrade::*;
 pub use cluster_upgrade_plan::*;

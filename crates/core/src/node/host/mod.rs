@@ -1,5 +1,6 @@
 //! The updater of the host: the agent, whose orders and reports are a HostPlan.
 
+mod applied;
 mod arrival;
 mod report;
 mod settings;
@@ -13,8 +14,8 @@ use refit_kinds::{
     clip,
     refit::{
         ClaimId, Disruption, Gate, GoalCertificates, HostPlan, HostPlanSpec, HostPlanStatus,
-        HostStep, MAX_FACT, NodeName, NodeUpdate, OsImageArgs, Phase, PlanId, PlanState,
-        PlannedStep, REPORT_INTERVAL_SECONDS, Role, StepState,
+        HostStep, MAX_FACT, NodeName, NodeUpdate, OsImageArgs, Phase, PlanId,
+        PlanSettings, PlanState, PlannedStep, REPORT_INTERVAL_SECONDS, Role, SettingHashes, StepState,
     },
 };
 
@@ -26,8 +27,11 @@ use super::{
 };
 use crate::report::Refusal;
 
+pub use applied::settings_had;
 pub use arrival::Arrival;
-pub use settings::{SettingsSources, Specificity, from_bundle, host_settings};
+pub use settings::{
+    SettingsSources, Specificity, applying_settings, from_bundle, host_settings,
+};
 pub use steps::{HostWork, Reboot, plan_steps};
 
 /// The host of a Machine, for one of its NodeUpdates.
@@ -97,7 +101,8 @@ impl<'a> Host<'a> {
 
     /// The first order, which allows the host to prepare, and its steps; `None` if the goal asks for nothing on the host.
     pub(super) fn first_order(&self, s: &Snapshot, role: Role) -> Option<(Vec<WorkStep>, Write)> {
-        let work = self.work(s, role)?;
+        let settings = applied::applied(s);
+        let work = self.work(s, role, settings.as_deref())?;
         let steps = work.steps();
         let spec = HostPlanSpec {
             node_update: self.update.metadata.name.clone().unwrap_or_default(),
@@ -122,26 +127,35 @@ impl<'a> Host<'a> {
     }
 
     fn planned(&self, s: &Snapshot, role: Role) -> Vec<PlannedStep> {
-        self.work(s, role).map(|work| work.steps()).unwrap_or_default()
+        let settings = applied::applied(s);
+        self.work(s, role, settings.as_deref()).map(|work| work.steps()).unwrap_or_default()
+    }
+
+    /// The settings that the host has once the plan is carried out that the update would get now; `None` if it applies none.
+    pub(super) fn settings_after(&self, s: &Snapshot) -> Option<SettingHashes> {
+        applied::settings_after(s)
     }
 
     /// Whether the goal asks for something on the host.
     pub(super) fn has_work(&self) -> bool {
         let spec = &self.update.spec;
-        upgrades(self.update) || spec.goal.certificates.is_some() || os_image(self.update).is_some()
+        upgrades(self.update) || spec.is_upkeep() || os_image(self.update).is_some()
     }
 
-    /// The target state of the host, and the state that it reports.
-    fn work<'b>(&self, s: &'b Snapshot, role: Role) -> Option<HostWork<'b>>
+    /// The target state of the host with the settings that are applied, and the state that it reports.
+    fn work<'b>(
+        &self,
+        s: &'b Snapshot,
+        role: Role,
+        applied: Option<&'b PlanSettings>,
+    ) -> Option<HostWork<'b>>
     where
         'a: 'b,
     {
         let spec = &s.update.spec;
         let renewal = spec.goal.certificates.map(GoalCertificates::renewal);
         let upgrades = upgrades(&s.update);
-        // What the goal does not ask for must not disturb more than its parts say.
-        let applies_settings = renewal.is_none() && (upgrades || spec.disruption().drains());
-        let settings = &s.settings;
+        let settings = applied.unwrap_or(&s.settings);
         let work = HostWork {
             role,
             version: spec.goal.kubernetes_version.as_ref(),
@@ -151,12 +165,13 @@ impl<'a> Host<'a> {
                 .map(|certificates| certificates.renew_within_days),
             reboot: s.reboot,
             settings,
-            applies_settings,
+            applies_settings: applied.is_some(),
             os_image: os_image(&s.update)
-                .or_else(|| settings.os_image.as_ref().filter(|_| upgrades)),
+                .or_else(|| applied?.os_image.as_ref()),
             facts: self.plan.and_then(|plan| plan.status.as_ref()).map(|status| &status.facts),
         };
-        self.has_work().then_some(work)
+        let applies = applied.is_some_and(|all| SettingHashes::of(all) != SettingHashes::default());
+        (self.has_work() && (applies || !spec.changes_settings())).then_some(work)
     }
 
     /// Gives an order after the first; `None` if the host has it already, or no first one.

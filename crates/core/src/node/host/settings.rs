@@ -76,6 +76,15 @@ pub struct SettingsSources<'a> {
 /// Two objects are equally specific, an object cannot be read, or the annotation that this kind
 /// replaces is still in use.
 pub fn host_settings(sources: SettingsSources<'_>) -> Result<PlanSettings, Refusal> {
+    let object = applying_settings(sources)?;
+    Ok(object.map(|object| object.spec.settings.clone()).unwrap_or_default())
+}
+
+/// The HostSettings that applies to a machine, if one does.
+///
+/// # Errors
+/// Those of [`host_settings`].
+pub fn applying_settings(sources: SettingsSources<'_>) -> Result<Option<&HostSettings>, Refusal> {
     let SettingsSources { objects, unreadable, annotated, owner, cluster } = sources;
     if let Some((object, _)) =
         annotated.iter().find(|(_, annotations)| annotations.contains_key(keys::HOST_SETTINGS))
@@ -92,7 +101,7 @@ pub fn host_settings(sources: SettingsSources<'_>) -> Result<PlanSettings, Refus
     let mut applying: Vec<_> = applying.collect();
     applying.sort_by(|(by, name, _), (other_by, other, _)| (by, name).cmp(&(other_by, other)));
     match applying.as_slice() {
-        [] => Ok(PlanSettings::default()),
+        [] => Ok(None),
         [(by, one, _), (other_by, other, _), ..] if by == other_by => {
             Err(Refusal::HostSettingsConflict {
                 names: [one.clone(), other.clone()],
@@ -100,7 +109,7 @@ pub fn host_settings(sources: SettingsSources<'_>) -> Result<PlanSettings, Refus
                 by: *by,
             })
         }
-        [(_, _, object), ..] => Ok(object.spec.settings.clone()),
+        [(_, _, object), ..] => Ok(Some((*object).as_ref())),
     }
 }
 
