@@ -83,14 +83,14 @@ pub fn newest_upgrade<'a>(
 pub fn of_rollouts<'a>(
     updates: impl IntoIterator<Item = &'a NodeUpdate> + Clone,
     machine_uid: &MachineUid,
-) -> impl Iterator<Item = &'a NodeUpdate> {
+) -> Vec<&'a NodeUpdate> {
     let speaker = speaker(updates.clone(), machine_uid);
     let settings = updates.into_iter().filter(|update| update.spec.changes_settings());
     let settings = newest(settings, machine_uid);
     let is_other = |settings: &&NodeUpdate| {
         speaker.is_none_or(|speaker| speaker.metadata.name != settings.metadata.name)
     };
-    speaker.into_iter().chain(settings.filter(is_other))
+    speaker.into_iter().chain(settings.filter(is_other)).collect()
 }
 
 fn of_machine<'a>(
@@ -172,6 +172,7 @@ mod tests {
             let all: Vec<NodeUpdate> =
                 updates.into_iter().map(|(n, goal, phase)| update(n, goal, phase)).collect();
             let found: Vec<_> = of_rollouts(&all, &"u".into())
+                .into_iter()
                 .map(|update| update.metadata.name.as_deref().unwrap())
                 .collect();
             assert_eq!(found, counted);

@@ -84,7 +84,9 @@ pub fn host_settings(sources: SettingsSources<'_>) -> Result<PlanSettings, Refus
 ///
 /// # Errors
 /// Those of [`host_settings`].
-pub fn applying_settings(sources: SettingsSources<'_>) -> Result<Option<&HostSettings>, Refusal> {
+pub fn applying_settings(
+    sources: SettingsSources<'_>,
+) -> Result<Option<&Arc<HostSettings>>, Refusal> {
     let SettingsSources { objects, unreadable, annotated, owner, cluster } = sources;
     if let Some((object, _)) =
         annotated.iter().find(|(_, annotations)| annotations.contains_key(keys::HOST_SETTINGS))
@@ -109,7 +111,7 @@ pub fn applying_settings(sources: SettingsSources<'_>) -> Result<Option<&HostSet
                 by: *by,
             })
         }
-        [(_, _, object), ..] => Ok(Some((*object).as_ref())),
+        [(_, _, object), ..] => Ok(Some(*object)),
     }
 }
 
