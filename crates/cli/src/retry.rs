@@ -137,7 +137,8 @@ fn decide(machine: &Machine, updates: &[NodeUpdate]) -> Decision<Row> {
     if update.spec.origin == Origin::Hook && !update_in_progress(machine) {
         return none("Cluster API no longer requests its update");
     }
-    if let Some(key) = update.annotations().get(keys::REQUESTED_BY)
+    if update.spec.origin == Origin::Annotation
+        && let Some(key) = update.annotations().get(keys::REQUESTED_BY)
         && !machine.annotations().contains_key(key)
     {
         if update.spec.renews_on_host() {

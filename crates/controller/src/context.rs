@@ -328,4 +328,6 @@ pub(crate) struct Queues {
     pub(crate) expiries: Queue<ObjectKey>,
     /// Owners of Machines with annotations that ask for an upgrade, or show one.
     pub(crate) owner_annotations: Queue<OwnerId>,
+    /// UpdateGroups, which exist or not, whose policy starts updates for changed HostSettings.
+    pub(crate) changed_settings: Queue<ObjectKey>,
 }

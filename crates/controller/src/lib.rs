@@ -34,6 +34,7 @@ mod annotations;
 mod api_error;
 mod arrivals;
 pub mod certificates;
+mod changed_settings;
 mod client_trust;
 mod cluster_health;
 mod cluster_upgrade;
@@ -266,9 +267,10 @@ async fn lead(ctx: Arc<Context>) -> anyhow::Result<()> {
                     cluster_upgrade_plan::run(ctx.clone()),
                     notifications::run(ctx.clone()),
                     annotations::run(ctx.clone()),
+                    changed_settings::run(ctx.clone()),
                     replacement_hold::run(ctx.clone()),
                 )
-            } => return outcome.map(|((), (), (), (), (), (), (), (), ())| ()),
+            } => return outcome.map(|((), (), (), (), (), (), (), (), (), ())| ()),
         }
     }
 }

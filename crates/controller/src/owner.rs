@@ -224,6 +224,16 @@ impl LiveOwner {
         conditions::is_true(shown, conditions::ROLLING_OUT).then_some(shown)
     }
 
+    /// Whether Cluster API has something of the owner's spec left to roll out, or a task works on the owner. A MachineSet shows
+    /// no rollout, and the contract does not state one for control planes.
+    pub(crate) fn is_rolled_out(&self) -> bool {
+        let shows = match self {
+            Self::ControlPlane(_) | Self::Deployment(_) => true,
+            Self::Foreign(_) | Self::Set(_) => false,
+        };
+        shows && !self.is_up_to_date() || self.annotations().contains_key(keys::TASK)
+    }
+
     /// Whether the owner's status is of its present spec.
     pub(crate) fn has_observed(&self) -> bool {
         let observed = match self {

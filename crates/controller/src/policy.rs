@@ -1,6 +1,6 @@
 //! Policies in annotations of the live Machine, owner and Cluster, and the HostSettings that apply.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 use kube::ResourceExt as _;
 use refit_cluster_api::kinds::Machine;
@@ -10,12 +10,12 @@ use refit_core::{
     },
     group::OwnerPacing,
     node::{
-        DrainChoice, NodePolicies, SettingsSources, drain_policy, host_settings,
+        DrainChoice, NodePolicies, SettingsSources, applying_settings, drain_policy,
         node_disruption_policy,
     },
     report::Refusal,
 };
-use refit_kinds::refit::{NodeDisruptionPolicySpec, PlanSettings};
+use refit_kinds::refit::{HostSettings, NodeDisruptionPolicySpec, PlanSettings};
 use refit_runtime::ObjectKey;
 
 use crate::{
@@ -74,28 +74,47 @@ pub(crate) fn live_host_settings(
     machine: &Machine,
     group: &Group,
 ) -> Result<PlanSettings, Refusal> {
+    let own = (format!("Machine {}", machine.name_any()), machine.annotations());
+    let object = applying(ctx, group, Some(own))?;
+    Ok(object.map(|object| object.spec.settings.clone()).unwrap_or_default())
+}
+
+/// The most specific HostSettings that applies to the Machines of a group.
+pub(crate) fn settings_of_group(
+    ctx: &Context,
+    group: &Group,
+) -> Result<Option<Arc<HostSettings>>, Refusal> {
+    applying(ctx, group, None)
+}
+
+fn applying(
+    ctx: &Context,
+    group: &Group,
+    machine: Option<(String, &BTreeMap<String, String>)>,
+) -> Result<Option<Arc<HostSettings>>, Refusal> {
     let (stores, owner) = (&ctx.stores, &group.spec.owner);
-    let key = cluster_key(machine);
+    let key = group.cluster_key();
     let cluster = stores.clusters.get(&key);
     let of_owner = owner_annotations(ctx, group).unwrap_or_default();
     let none = BTreeMap::new();
-    let annotated = [
-        (format!("Machine {}", machine.name_any()), machine.annotations()),
+    let of_cluster = cluster.as_deref().map_or(&none, |cluster| cluster.annotations());
+    let others = [
         (format!("{} {}", owner.kind, owner.name), &of_owner),
-        (
-            format!("Cluster {}", key.name),
-            cluster.as_deref().map_or(&none, |cluster| cluster.annotations()),
-        ),
+        (format!("Cluster {}", key.name), of_cluster),
     ];
+    let annotated: Vec<_> = machine.into_iter().chain(others).collect();
     let unreadable = stores.host_settings.unreadable().into_iter();
     let unreadable = unreadable.filter(|(object, _)| object.namespace == key.namespace);
-    host_settings(SettingsSources {
-        objects: &stores.host_settings.list_in(&key.namespace),
-        unreadable: &unreadable.map(|(object, why)| (object.name, why)).collect(),
+    let unreadable = unreadable.map(|(object, why)| (object.name, why)).collect();
+    let objects = stores.host_settings.list_in(&key.namespace);
+    let object = applying_settings(SettingsSources {
+        objects: &objects,
+        unreadable: &unreadable,
         annotated: &annotated,
         owner,
         cluster: &key.name,
-    })
+    })?;
+    Ok(object.cloned())
 }
 
 /// What may be claimed of changes of KubeadmConfigs in a group.

@@ -13,7 +13,7 @@ use refit_kinds::{
 use refit_runtime::{ObjectKey, Store, client::Served, store};
 
 use crate::{
-    PlanLocation, annotations, cluster_upgrade, cluster_upgrade_plan,
+    PlanLocation, annotations, changed_settings, cluster_upgrade, cluster_upgrade_plan,
     context::Context,
     control_planes::{self, ForeignPlane},
     groups::{
@@ -54,6 +54,7 @@ async fn watch_all(ctx: &Context) {
             // Those of a MachineDeployment have copies of its annotations.
             if owner.owner() == Owner::Set {
                 annotations::wake_owner(ctx, OwnerId::of(Owner::Set, set), set.annotations());
+                changed_settings::wake_group(ctx, &group);
             }
             queues.groups.add(group);
         }),
@@ -74,7 +75,10 @@ async fn watch_all(ctx: &Context) {
         ),
         watch(ctx, &stores.node_updates, |update| update_changed(ctx, update)),
         watch(ctx, &stores.update_groups, |group| group_changed(ctx, group)),
-        watch(ctx, &stores.host_settings, |settings| wake_namespace(ctx, settings)),
+        watch(ctx, &stores.host_settings, |settings| {
+            wake_namespace(ctx, settings);
+            changed_settings::wake_namespace(ctx, &settings.namespace().unwrap_or_default());
+        }),
         watch(ctx, &stores.disruption_policies, |policy| wake_namespace(ctx, policy)),
         watch(ctx, &stores.replacement_holds, |hold| {
             replacement_hold::hold_changed(ctx, hold);
@@ -214,6 +218,7 @@ fn owner_changed(ctx: &Context, owner: OwnerId, object: &impl kube::ResourceExt)
     replacement_hold::wake_owner(ctx, &owner);
     upgrade_task::wake(ctx, &group);
     annotations::wake_owner(ctx, owner, object.annotations());
+    changed_settings::wake_group(ctx, &group);
     if let Some(cluster) = object.labels().get(keys::CLUSTER_NAME) {
         let cluster = ObjectKey::new(&group.namespace, cluster);
         upgrade_task::wake_whole(ctx, &cluster);
@@ -228,6 +233,7 @@ pub(crate) fn machine_changed(ctx: &Context, machine: &Machine) {
     cluster_upgrade::wake(ctx, &cluster);
     wake_machine(ctx, &ObjectKey::of(machine));
     annotations::wake(ctx, machine);
+    changed_settings::wake(ctx, machine);
     replacement_hold::machine_changed(ctx, machine);
     if let Some(group) = group_of(&ctx.stores, machine) {
         replacement_hold::wake_group(ctx, &group);
@@ -248,7 +254,7 @@ fn member_changed(ctx: &Context, group: ObjectKey) {
 pub(crate) fn update_changed(ctx: &Context, update: &NodeUpdate) {
     wake_update(ctx, update);
     let is_gone = || ctx.stores.node_updates.get(&ObjectKey::of(update)).is_none();
-    if update.spec.issues_certificates() && (update.phase().is_final() || is_gone()) {
+    if update.spec.is_upkeep() && (update.phase().is_final() || is_gone()) {
         // The update that spoke for the Machine before does so again.
         wake_machine(ctx, &machine_key(update));
     }
@@ -256,6 +262,9 @@ pub(crate) fn update_changed(ctx: &Context, update: &NodeUpdate) {
     if let Some(machine) = ctx.stores.machines.get(&machine_key(update)) {
         work_changed(ctx, &cluster_key(&machine));
         annotations::wake(ctx, &machine);
+        if update.phase().is_final() || is_gone() {
+            changed_settings::wake(ctx, &machine);
+        }
         if let Some(group) = group_of(&ctx.stores, &machine) {
             upgrade_task::wake(ctx, &group.key);
             member_changed(ctx, group.key);
@@ -339,6 +348,7 @@ fn namespace_changed(ctx: &Context, namespace: &Namespace) {
     }
     if ctx.opted_in(&namespace.name_any()) {
         annotations::wake_namespace(ctx, &namespace.name_any());
+        changed_settings::wake_namespace(ctx, &namespace.name_any());
     }
     replacement_hold::wake_namespace(ctx, &namespace.name_any());
     for group in ctx.stores.update_groups.list_in(&namespace.name_any()) {
@@ -362,6 +372,7 @@ pub(crate) fn cluster_changed(ctx: &Context, cluster: &Cluster) {
     cluster_upgrade::wake(ctx, &key);
     cluster_upgrade_plan::wake(ctx);
     replacement_hold::wake_cluster(ctx, cluster);
+    changed_settings::wake_cluster(ctx, cluster);
     for group in ctx.stores.update_groups.listed(&GROUPS_BY_CLUSTER, &key) {
         group_changed(ctx, &group);
     }

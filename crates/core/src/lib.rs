@@ -10,6 +10,7 @@
 //! | [`cel`] | whether an expression that a user has written is true |
 //! | [`certificates`] | when the certificates of the hooks and their authorities are renewed |
 //! | [`change`] | what differs, which updater covers it, how the hooks respond |
+//! | [`changed_settings`] | whether HostSettings that change start updates |
 //! | [`node`] | the next write of one machine's update, and what a failure means |
 //! | [`gates`] | whether the health gates of a group are open |
 //! | [`group`] | which machine may claim a slot, what an UpdateGroup shows |
@@ -25,6 +26,7 @@ pub mod ask;
 pub mod cel;
 pub mod certificates;
 pub mod change;
+pub mod changed_settings;
 pub mod gates;
 pub mod group;
 pub mod hold;

@@ -75,6 +75,8 @@ pub const MANAGER: &str = "refit";
 
 /// How long an agent may be silent during an update before its host counts as lost, or `Never`.
 pub const HOST_LOST_AFTER: &str = "refit.dev/host-lost-after";
+/// Whether HostSettings that change start updates by themselves: `Start` or `Wait`.
+pub const HOST_SETTINGS_CHANGES: &str = "refit.dev/host-settings-changes";
 /// How to handle a change that no updater covers: `Preserve` or `Replace`.
 pub const ON_UNCOVERED: &str = "refit.dev/on-uncovered";
 /// On an owner or Cluster: `Disabled` leaves its rollout to Cluster API. As a label of a Namespace:
@@ -120,7 +122,8 @@ pub const SKIP_ROLLOUT: &str = "refit.dev/skip-rollout";
 /// Annotation of another MachineDeployment: how many of its replicas are such Machines. Finalizer of a ClusterUpgrade whose
 /// Cluster has some.
 pub const EXTRA_CAPACITY: &str = "refit.dev/extra-capacity";
-/// On a NodeUpdate: the annotation of its Machine that requested it.
+/// On a NodeUpdate: the annotation of its Machine that requested it, or the HostSettings whose change has started it, such as
+/// `HostSettings web`.
 pub const REQUESTED_BY: &str = "refit.dev/requested-by";
 /// Annotation of an UpgradeTask or NodeUpdate that annotations have requested: their request, such as `version=v1.35.0`.
 pub const REQUESTED: &str = "refit.dev/requested";

@@ -10,7 +10,7 @@ use refit_core::{
     node::{
         ConfigurationValues, ControlPlaneMember, Decision, Group, GroupState, Leaving, MachineView, NodeView,
         OtherMachines, Others, Replacer, Seen, Snapshot, StaticPod, Workload, decide, from_bundle,
-        has_brought_version, is_available, member_problem, speaker,
+        has_brought_version, is_available, member_problem, of_rollouts, speaker,
     },
     report::Refusal,
 };
@@ -302,9 +302,9 @@ fn group(
     let stores = &ctx.stores;
     let status = object.status.clone().unwrap_or_default();
     let limits = limits_of(stores, owner, || machines_of(stores, &owner.key).len());
-    // Cluster API has no part in a request by annotation.
+    // Cluster API has no part in a request by annotation, nor in changed HostSettings.
     let limits = match update.spec.origin {
-        Origin::Annotation => limits.without_surge(),
+        Origin::Annotation | Origin::HostSettings => limits.without_surge(),
         Origin::Hook | Origin::Task => limits,
     };
     let limits = limits.paced(&object.spec.pacing);
@@ -360,12 +360,10 @@ fn other_machines(
         let machine_uid = MachineUid::of(&other.metadata);
         let newest = speaker(updates.iter().map(AsRef::as_ref), &machine_uid);
         let newest_phase = newest.map(NodeUpdate::phase);
-        if let Some(newest) = newest
-            && let Some(failure) = failure_of(newest)
-            && let Some(rollout) = RolloutKey::of(&newest.spec, pace)
-        {
-            all.failures.push((rollout, failure));
-        }
+        let counted = of_rollouts(updates.iter().map(AsRef::as_ref), &machine_uid);
+        all.failures.extend(counted.into_iter().filter_map(|update| {
+            Some((RolloutKey::of(&update.spec, pace)?, failure_of(update)?))
+        }));
         // One that has just claimed a slot may still show that it waits for it.
         let has_turns = |update: &&NodeUpdate| !update.spec.issues_certificates();
         if newest.filter(has_turns).is_some_and(waits_for_its_turn) && !holds(&status, &machine_uid)

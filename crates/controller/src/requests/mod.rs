@@ -40,6 +40,8 @@ pub(crate) enum By<'a> {
         /// Its value, if the NodeUpdate shows for which request it was made.
         text: Option<&'a str>,
     },
+    /// The change of the HostSettings of this name.
+    HostSettings(&'a str),
 }
 
 impl By<'_> {
@@ -48,6 +50,7 @@ impl By<'_> {
             Self::Hook => Origin::Hook,
             Self::Task(_) => Origin::Task,
             Self::Annotation { .. } => Origin::Annotation,
+            Self::HostSettings(_) => Origin::HostSettings,
         }
     }
 
@@ -57,6 +60,9 @@ impl By<'_> {
             Self::Hook => None,
             Self::Task(task) => Some((keys::TASK.to_owned(), task.to_owned())),
             Self::Annotation { key, .. } => Some((keys::REQUESTED_BY.to_owned(), key.to_owned())),
+            Self::HostSettings(name) => {
+                Some((keys::REQUESTED_BY.to_owned(), format!("HostSettings {name}")))
+            }
         }
     }
 
@@ -66,7 +72,10 @@ impl By<'_> {
             Self::Annotation { text: Some(text), .. } => {
                 Some((keys::REQUESTED.to_owned(), text.to_owned()))
             }
-            Self::Hook | Self::Task(_) | Self::Annotation { text: None, .. } => None,
+            Self::Hook
+            | Self::Task(_)
+            | Self::Annotation { text: None, .. }
+            | Self::HostSettings(_) => None,
         }
     }
 }

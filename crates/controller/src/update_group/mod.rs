@@ -18,7 +18,7 @@ use refit_core::{
         forget_old_answer, forget_replaced, machine_complaint, record_approval, record_end,
         record_failure, record_recovery, release, runs_another_version, show_policy, summarise,
     },
-    node::speaker,
+    node::{of_rollouts, speaker},
 };
 use refit_kinds::{
     conditions, keys,
@@ -91,13 +91,21 @@ pub(crate) async fn reconcile(ctx: &Context, key: &ObjectKey) -> anyhow::Result<
             speaker(of_machine.iter().map(AsRef::as_ref), &MachineUid::of(&machine.metadata))
         })
         .collect();
+    let counted: Vec<&NodeUpdate> = machines
+        .iter()
+        .zip(&updates)
+        .flat_map(|(machine, of_machine)| {
+            of_rollouts(of_machine.iter().map(AsRef::as_ref), &MachineUid::of(&machine.metadata))
+        })
+        .collect();
     let status = object.status.clone().unwrap_or_default();
     let group = Group { key: key.clone(), spec: object.spec.clone() };
     let free = live::free_slots(ctx, &group, &status).await?;
     let held: Vec<Slot> =
         status.slots.iter().filter(|slot| !free.contains(slot)).cloned().collect();
     let outside = outside::outside(ctx, &group, (&machines, &speakers), &held);
-    let next = next_status(ctx, &object, &status, (&machines, &speakers), &free, &outside);
+    let members = (&*machines, &*speakers, &*counted);
+    let next = next_status(ctx, &object, &status, members, &free, &outside);
     if next != status {
         announce_invalid_policy(ctx, &object, &status, &next).await;
         match swap_group(ctx, &object, &status, &next).await {
@@ -167,7 +175,7 @@ fn next_status(
     ctx: &Context,
     object: &UpdateGroup,
     status: &UpdateGroupStatus,
-    (machines, speakers): (&[Arc<Machine>], &[Option<&NodeUpdate>]),
+    (machines, speakers, counted): (&[Arc<Machine>], &[Option<&NodeUpdate>], &[&NodeUpdate]),
     free: &[Slot],
     outside: &Outside<'_>,
 ) -> UpdateGroupStatus {
@@ -200,7 +208,7 @@ fn next_status(
     let limits = limits_of(stores, &group, || machines.len()).paced(&object.spec.pacing);
     let now = ctx.clock.now_seconds();
     let pace = pace_of(stores, &group, &object.spec.pacing);
-    record_rollout(stores, &group, &pace, &mut next, (machines, speakers), now);
+    record_rollout(stores, &group, &pace, &mut next, (machines, speakers, counted), now);
     next = forget_old_answer(&next, owner_generation(stores, &group), now);
     next = forget_replaced(
         &next,
@@ -233,10 +241,10 @@ fn record_rollout(
     group: &Group,
     pace: &Pace,
     next: &mut UpdateGroupStatus,
-    (machines, speakers): (&[Arc<Machine>], &[Option<&NodeUpdate>]),
+    (machines, speakers, counted): (&[Arc<Machine>], &[Option<&NodeUpdate>], &[&NodeUpdate]),
     now: Timestamp,
 ) {
-    for update in speakers.iter().flatten() {
+    for update in counted {
         record_recovery(next, update);
         if let Some(failure) = failure_of(update)
             && let Some(rollout) = RolloutKey::of(&update.spec, pace)
@@ -249,16 +257,16 @@ fn record_rollout(
         waiting.filter_map(|update| RolloutKey::of(&update.spec, pace)).collect();
     record_approval(next, pace, rollouts.iter(), now);
     let is_up_to_date = LiveOwner::of(stores, group).is_some_and(|owner| owner.is_up_to_date());
-    // A refresh of certificates belongs to no rollout.
-    let (refreshes, others): (Vec<&NodeUpdate>, Vec<&NodeUpdate>) =
-        speakers.iter().flatten().partition(|update| update.spec.issues_certificates());
-    let is_of_refresh = |slot: &Slot| {
-        refreshes.iter().any(|update| update.metadata.name.as_ref() == Some(&slot.node_update))
+    // Upkeep belongs to no rollout of the owner.
+    let (upkeep, others): (Vec<&NodeUpdate>, Vec<&NodeUpdate>) =
+        speakers.iter().flatten().partition(|update| update.spec.is_upkeep());
+    let is_of_upkeep = |slot: &Slot| {
+        upkeep.iter().any(|update| update.metadata.name.as_ref() == Some(&slot.node_update))
     };
     let all_ended = others.iter().all(|update| update.phase().is_final());
     let none_asked = !machines.iter().any(|machine| update_in_progress(machine.as_ref()));
     let mut held = next.slots.iter().chain(&next.undisturbed);
-    if is_up_to_date && all_ended && none_asked && held.all(is_of_refresh) {
+    if is_up_to_date && all_ended && none_asked && held.all(is_of_upkeep) {
         record_end(next, pace, now);
     }
 }

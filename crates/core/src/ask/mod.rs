@@ -85,8 +85,8 @@ pub enum Wait<'a> {
 /// Decides what becomes of a request for `goal` on this Machine, given the known NodeUpdates.
 ///
 /// The newest NodeUpdate of the Machine's uid decides, and none is created while an older one is
-/// unfinished: an operator may have created the newest. One that only issues certificates decides
-/// about certificates alone: after it, an upgrade that has failed still waits for an operator. The
+/// unfinished: an operator may have created the newest. One that is only upkeep decides about upkeep
+/// alone: after it, an upgrade that has failed still waits for an operator. The
 /// list may be out of date: a NodeUpdate is created by its ordinal, so it can be created only once.
 pub fn ask<'a>(
     machine: &MachineFacts,
@@ -137,8 +137,8 @@ fn by_newest<'a>(
     let ordinal = || next_ordinal(&machine.name, updates.iter().copied());
     let create_until = |until| Ask::Create { ordinal: ordinal(), until, adopts: false };
     let create = || create_until(Until::Disrupt);
-    let counts =
-        |update: &&NodeUpdate| goal.certificates.is_some() || !update.spec.issues_certificates();
+    let is_upkeep = goal.certificates.is_some() || goal.host_settings.is_some();
+    let counts = |update: &&NodeUpdate| is_upkeep || !update.spec.is_upkeep();
     let Some(newest) = newest(updates.iter().copied().filter(counts), &machine.uid) else {
         return create();
     };
@@ -185,10 +185,12 @@ fn by_newest<'a>(
 /// value that changes meanwhile, such as a field that a provider starts to default, stops no update, and
 /// begins none that waits for an operator.
 fn is_to_version_of(update: &NodeUpdate, goal: &Goal) -> bool {
-    let Goal { kubernetes_version, option, certificates, parts: _ } = &update.spec.goal;
+    let Goal { kubernetes_version, option, certificates, host_settings, parts: _ } =
+        &update.spec.goal;
     *kubernetes_version == goal.kubernetes_version
         && *option == goal.option
         && *certificates == goal.certificates
+        && *host_settings == goal.host_settings
 }
 
 /// Whether an update that has succeeded has reached all of a goal.

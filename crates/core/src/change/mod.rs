@@ -56,7 +56,7 @@ pub use goal::goal;
 pub use not_ready::NotReady;
 pub use objects::{Level, Objects, Part};
 pub use patch::Patch;
-pub use policy::{OnUncovered, Policy, PolicyDefaults, policy};
+pub use policy::{OnUncovered, Policy, PolicyDefaults, SettingsChanges, policy};
 pub use provider::{Provider, Question};
 pub use verdict::{Verdict, verdict};
 

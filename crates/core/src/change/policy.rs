@@ -17,6 +17,16 @@ pub enum OnUncovered {
     Replace,
 }
 
+/// What follows from HostSettings of the owner's machines that change.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SettingsChanges {
+    /// They are applied by the next upgrade.
+    #[default]
+    Wait,
+    /// Updates of the machines start by themselves.
+    Start,
+}
+
 /// The combined policy of owner, Cluster and controller.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Policy {
@@ -29,6 +39,8 @@ pub struct Policy {
     pub unguarded: bool,
     /// The only Machine of a control plane is updated in place.
     pub single_replica_in_place: bool,
+    /// Whether HostSettings that change start updates.
+    pub settings_changes: SettingsChanges,
     /// How long an agent may be silent during an update before its host counts as lost; `None` for
     /// ever.
     pub host_lost_after: Option<SignedDuration>,
@@ -64,8 +76,9 @@ pub struct PolicyDefaults {
 /// Reads the policy from the annotations of owner and Cluster, in this order, or else the default.
 ///
 /// An invalid value falls back to the safe choice: `Preserve` for `on-uncovered`, in place for
-/// `in-place` (the opposite replaces machines), a guard for `remediation-guard`, `Leave` for `single-replica`, the default
-/// for `host-lost-after`, and none for `rerun-commands` and `secret-sha256`.
+/// `in-place` (the opposite replaces machines), a guard for `remediation-guard`, `Leave` for `single-replica`,
+/// `Wait` for `host-settings-changes`, the default for `host-lost-after`, and none for `rerun-commands` and
+/// `secret-sha256`.
 pub fn policy(
     owner: &BTreeMap<String, String>,
     cluster: &BTreeMap<String, String>,
@@ -104,6 +117,14 @@ pub fn policy(
             false
         }
     };
+    let settings_changes = match setting(keys::HOST_SETTINGS_CHANGES) {
+        Some("Start") => SettingsChanges::Start,
+        None | Some("Wait") => SettingsChanges::Wait,
+        Some(other) => {
+            record_invalid(keys::HOST_SETTINGS_CHANGES, other);
+            SettingsChanges::Wait
+        }
+    };
     let host_lost_after = match setting(keys::HOST_LOST_AFTER).map(|text| (text, parse_limit(text)))
     {
         None => default.host_lost_after,
@@ -134,6 +155,7 @@ pub fn policy(
         disabled,
         unguarded,
         single_replica_in_place,
+        settings_changes,
         host_lost_after,
         rerun,
         secrets,
@@ -260,6 +282,25 @@ mod tests {
         let wrong = policy_for("inplace");
         assert!(!wrong.single_replica_in_place);
         assert_eq!(wrong.not_understood, Some((keys::SINGLE_REPLICA.into(), "inplace".into())));
+    }
+
+    #[test]
+    fn changed_settings_start_updates_only_where_the_exact_word_says_so() {
+        use SettingsChanges::{Start, Wait};
+        let none = BTreeMap::new();
+        let word = |value| annotations(keys::HOST_SETTINGS_CHANGES, value);
+        for (owner, cluster, wanted, is_valid) in [
+            (none.clone(), none.clone(), Wait, true),
+            (word("Start"), none.clone(), Start, true),
+            (none.clone(), word("Start"), Start, true),
+            (word("Wait"), word("Start"), Wait, true),
+            (word("start"), word("Start"), Wait, false),
+            (word(""), word("Start"), Wait, false),
+        ] {
+            let policy = policy(&owner, &cluster, PolicyDefaults::default());
+            assert_eq!(policy.settings_changes, wanted, "{owner:?} {cluster:?}");
+            assert_eq!(policy.not_understood.is_none(), is_valid, "{owner:?} {cluster:?}");
+        }
     }
 
     #[test]

@@ -24,6 +24,8 @@ use crate::{
 
 /// How much of the hash of a goal names it.
 const HASH_CHARACTERS: usize = 12;
+/// What the target of a rollout of changed HostSettings begins with.
+const SETTINGS_TARGET: &str = "HostSettings ";
 
 /// What a group's pacing is decided on, apart from its status.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -55,16 +57,17 @@ impl RolloutKey {
         if spec.issues_certificates() {
             return None;
         }
-        let target = match spec.origin {
-            Origin::Hook => pace.request.clone(),
-            Origin::Task | Origin::Annotation
+        let short = |hash: &str| hash.chars().take(HASH_CHARACTERS).collect::<String>();
+        let target = match (spec.origin, &spec.goal.host_settings) {
+            (_, Some(hash)) => format!("{SETTINGS_TARGET}{}", short(hash)),
+            (Origin::Hook, None) => pace.request.clone(),
+            (Origin::Task | Origin::Annotation | Origin::HostSettings, None)
                 if spec.ends_at_version() || spec.goal.option.is_some() =>
             {
                 spec.target()
             }
-            Origin::Task | Origin::Annotation => {
-                let hash: String = spec.goal_hash.chars().take(HASH_CHARACTERS).collect();
-                format!("goal {hash}")
+            (Origin::Task | Origin::Annotation | Origin::HostSettings, None) => {
+                format!("goal {}", short(&spec.goal_hash))
             }
         };
         Some(Self { origin: spec.origin, target })
@@ -78,12 +81,13 @@ impl RolloutKey {
 
     /// Whether a rollout is this one. What people request while the owner rolls out counts in that rollout.
     fn is(&self, rollout: &GroupRollout) -> bool {
+        use Origin::{Annotation, Hook, HostSettings, Task};
         rollout.ended.is_none()
             && match (rollout.origin, self.origin) {
-                (Origin::Hook, Origin::Task | Origin::Annotation) => true,
-                (Origin::Task | Origin::Annotation, Origin::Hook) => false,
-                (Origin::Hook, Origin::Hook)
-                | (Origin::Task | Origin::Annotation, Origin::Task | Origin::Annotation) => {
+                (Hook, Task | Annotation | HostSettings) => true,
+                (Task | Annotation | HostSettings, Hook) => false,
+                (Hook, Hook)
+                | (Task | Annotation | HostSettings, Task | Annotation | HostSettings) => {
                     rollout.target == self.target
                 }
             }
@@ -403,8 +407,12 @@ pub fn record_success(status: &mut UpdateGroupStatus, machine_uid: &MachineUid, 
 pub fn record_recovery(status: &mut UpdateGroupStatus, update: &NodeUpdate) {
     let ended = update.status.as_ref().filter(|status| status.phase == Phase::Succeeded);
     let ended = ended.and_then(|status| status.finished_at.as_ref());
-    let ended = ended.filter(|_| !update.spec.issues_certificates());
     if let (Some(rollout), Some(ended)) = (&mut status.rollout, ended) {
+        // Upkeep shows nothing of what has failed otherwise, nor the other way round.
+        let is_of_settings = rollout.target.starts_with(SETTINGS_TARGET);
+        if update.spec.issues_certificates() || update.spec.changes_settings() != is_of_settings {
+            return;
+        }
         let uid = &update.spec.machine_ref.uid;
         rollout.failures.retain(|one| one.machine_uid != *uid || one.at.0 > ended.0);
     }

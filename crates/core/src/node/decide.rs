@@ -177,6 +177,9 @@ impl Work<'_> {
         if let Some(failed) = self.unreachable_goal() {
             return failed;
         }
+        if let Some(superseded) = self.superseded_settings() {
+            return superseded;
+        }
         if let Some(refusal) = self.start_refusal() {
             return self.wait_for_older(Phase::Pending, refusal);
         }
@@ -218,6 +221,9 @@ impl Work<'_> {
         };
         let all: Vec<_> = planned.into_iter().chain(self.part_steps()).collect();
         steps::mirror(&mut self.status, &all);
+        if matches!(order, Write::HostPlan(_)) {
+            self.status.host_settings = self.workers.host.settings_after(self.s);
+        }
         let line = match &order {
             Write::Provider(order) => {
                 format!("sending the order to the provider of {}", order.updater)
@@ -246,9 +252,9 @@ impl Work<'_> {
     /// Whether the goal is what the host has been since its last update was rolled back.
     fn is_back(&self) -> bool {
         let goal = &self.s.update.spec.goal;
-        // The node shows nothing of its certificates, and what became of them nothing of its version.
+        // The node shows nothing of what upkeep does, and what became of that nothing of its version.
         let newest = newest_upgrade(self.same_machine(), &self.s.update.spec.machine_ref.uid);
-        let shows = !self.s.update.spec.issues_certificates();
+        let shows = !self.s.update.spec.is_upkeep();
         shows
             && newest.is_some_and(|last| self.workers.for_update(last).ended_rolled_back())
             && self
@@ -392,13 +398,13 @@ impl Work<'_> {
         Standing::new(Phase::Succeeded, reached(&self.s.update, &self.status))
     }
 
-    /// Returns the node to its load balancers and makes it schedulable, if Refit changed either. New certificates repair
+    /// Returns the node to its load balancers and makes it schedulable, if Refit changed either. Upkeep repairs
     /// nothing that an upgrade has left.
     pub(super) fn serve_again(&mut self, phase: Phase) -> Option<Standing> {
         let node = self.seen.node()?;
         let spec = &self.s.update.spec;
         let own = self.s.update.metadata.name.as_deref().map(short);
-        let ends = |by: &String| !spec.issues_certificates() || Some(by) == own.as_ref();
+        let ends = |by: &String| !spec.is_upkeep() || Some(by) == own.as_ref();
         if node.excluded_by.as_ref().is_some_and(ends) {
             let line = "adding the node to its load balancers again";
             let include = Write::Workload(WorkloadWrite::Include);

@@ -62,7 +62,7 @@ pub(super) fn after_end(s: &Snapshot, status: NodeUpdateStatus, now: Timestamp) 
             write = Some(Write::Management(next));
         }
     } else if let Some(machine) = machine {
-        let changes = left_by_certificates(&s.update, &same_machine(s), machine, &status);
+        let changes = left_by_upkeep(&s.update, &same_machine(s), machine, &status);
         if !changes.is_empty() {
             write = Some(Write::Management(ManagementWrite::Unguard(changes)));
         }
@@ -86,15 +86,15 @@ pub(super) fn after_end(s: &Snapshot, status: NodeUpdateStatus, now: Timestamp) 
     Decision { status, write, announce, blockers: Vec::new(), requeue }
 }
 
-/// What an ended update that has issued certificates removes from its Machine, for which another one speaks: nothing while
+/// What an ended update that was only upkeep removes from its Machine, for which another one speaks: nothing while
 /// that one works there.
-pub(super) fn left_by_certificates<'a>(
+pub(super) fn left_by_upkeep<'a>(
     update: &NodeUpdate,
     others: &(impl Iterator<Item = &'a NodeUpdate> + Clone),
     machine: &Machine,
     status: &NodeUpdateStatus,
 ) -> guard::Changes {
-    if !update.spec.issues_certificates() || others.clone().any(is_unfinished) {
+    if !update.spec.is_upkeep() || others.clone().any(is_unfinished) {
         return guard::Changes::new();
     }
     let mut changes = guard::remove(machine);
@@ -123,7 +123,7 @@ fn recorded(
     now: Timestamp,
 ) -> UpdateGroupStatus {
     let uid = &s.update.spec.machine_ref.uid;
-    // A holder that is gone may have been a refresh of certificates.
+    // A holder that is gone may have been upkeep.
     let is_holder = |one: &NodeUpdate| one.metadata.name.as_ref() == Some(&slot.node_update);
     let is_known = is_holder(&s.update) || same_machine(s).any(is_holder);
     if let Some(rollout) = RolloutKey::of(&s.update.spec, pace).filter(|_| is_known) {
@@ -206,8 +206,8 @@ fn left(machine: &Machine, status: &NodeUpdateStatus) -> Option<(String, Option<
 }
 
 /// Removes the annotations that request another attempt once a later one than they name has succeeded, and the one
-/// that aborts this NodeUpdate. An annotation that names this NodeUpdate requests a future attempt; one that names a
-/// refresh of certificates is not done by an upgrade, nor the other way round.
+/// that aborts this NodeUpdate. An annotation that names this NodeUpdate requests a future attempt; one that names
+/// upkeep is not done by an upgrade, nor the other way round.
 pub(super) fn requests_done<'a>(
     update: &NodeUpdate,
     others: &(impl Iterator<Item = &'a NodeUpdate> + Clone),
@@ -223,8 +223,7 @@ pub(super) fn requests_done<'a>(
         }
         let named = others.clone().find(|other| other.metadata.name.as_ref() == Some(asked));
         let is_later = named.is_none_or(|named| {
-            let is_same_kind =
-                named.spec.issues_certificates() == update.spec.issues_certificates();
+            let is_same_kind = named.spec.upkeep() == update.spec.upkeep();
             is_same_kind && is_newer(update, named)
         });
         !own && is_later && status.phase == Phase::Succeeded

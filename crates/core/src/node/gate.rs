@@ -5,7 +5,7 @@ use jiff::Timestamp;
 use refit_cluster_api::kinds::update_in_progress;
 use refit_kinds::{
     conditions,
-    refit::{NodeUpdate, NodeUpdateStatus, Phase},
+    refit::{NodeUpdate, NodeUpdateStatus, Phase, SettingHashes},
     version::Hop,
 };
 
@@ -17,6 +17,7 @@ use super::{
     seen::{NodeView, Workload},
     snapshot::{ConfigurationValues, Decision, GroupState, ManagementWrite, Snapshot, WorkloadWrite, Write},
     status::Standing,
+    stop::SUPERSEDED,
     work::{Work, is_control_plane},
 };
 use crate::{
@@ -113,7 +114,16 @@ fn is_undisturbed_and_waits(status: &NodeUpdateStatus, reason: RefusalReason) ->
 
 /// Whether a write creates a plan. Its steps follow from the HostSettings of the namespace and run as
 /// root, so these are read live: an old view may lack what an operator has just withdrawn.
+///
+/// So is that they have changed, which ends an update that is to apply them.
 pub fn requires_live_settings(s: &Snapshot, decision: &Decision) -> bool {
+    let is_superseded = s.update.spec.changes_settings()
+        && !s.update.phase().is_final()
+        && decision.status.failure_reason == SUPERSEDED;
+    is_superseded || creates_plan(s, decision)
+}
+
+fn creates_plan(s: &Snapshot, decision: &Decision) -> bool {
     match &decision.write {
         Some(Write::HostPlan(spec)) => s.host_as_seen().is_new(spec),
         Some(
@@ -168,7 +178,8 @@ pub(super) fn nothing_to_do() -> Standing {
     Standing::failed(
         "NothingToDo",
         "the goal asks for nothing on this host: it has neither a Kubernetes version for kubeadm, nor an OS image, nor \
-         certificates, nor a change of its KubeadmConfig",
+         certificates, nor a change of its KubeadmConfig, nor HostSettings with files, time servers, kubelet flags, a container \
+         runtime or an OS image",
     )
 }
 
@@ -191,6 +202,15 @@ impl Work<'_> {
         {
             let why = format!("none of the updaters of this update can install {option}");
             return Some(Standing::failed("OptionNotSupported", why));
+        }
+        if spec.changes_settings()
+            && let Some(other) = spec.updater_parts().next()
+        {
+            let why = format!(
+                "the agent on the host applies HostSettings alone, and the update has the updater {} as well",
+                other.updater
+            );
+            return Some(Standing::failed("HostSettingsNotSupported", why));
         }
         if let Some(failed) = self.unissuable_certificates().or_else(|| self.unreachable_channel())
         {
@@ -218,6 +238,20 @@ impl Work<'_> {
                     "{goal} is more than one minor version ahead, which kubeadm rejects; upgrade \
                      one minor version at a time"
                 ),
+            )
+        })
+    }
+
+    /// The end of an update that is to apply HostSettings that have changed since: a newer one applies them.
+    pub(super) fn superseded_settings(&self) -> Option<Standing> {
+        let wanted = self.s.update.spec.goal.host_settings.as_ref()?;
+        let known = self.s.settings_refused.is_none();
+        let differ = known && *wanted != SettingHashes::of(&self.s.settings).hash();
+        differ.then(|| {
+            Standing::stopped(
+                SUPERSEDED,
+                "the HostSettings of this machine have changed since the update was created; a newer NodeUpdate applies \
+                 them, or the next upgrade",
             )
         })
     }

@@ -11,7 +11,7 @@ use refit_kinds::{
 
 use super::{
     adopt::names,
-    end::{left_by_certificates, requests_done},
+    end::{left_by_upkeep, requests_done},
     guard,
     lost::HOST_LOST,
     order::{releases, speaker},
@@ -54,7 +54,7 @@ impl Ended<'_> {
         machine.is_some_and(|machine| {
             if !speaks {
                 let status = self.update.status.clone().unwrap_or_default();
-                let left = left_by_certificates(self.update, &self.others(), machine, &status);
+                let left = left_by_upkeep(self.update, &self.others(), machine, &status);
                 return !left.is_empty();
             }
             self.machine_needs_it(machine) || self.node_needs_it()

@@ -93,7 +93,8 @@ pub use gate::{
 pub use health::control_plane_health;
 pub use health::member_problem;
 pub use host::{
-    Arrival, HostWork, Reboot, SettingsSources, Specificity, from_bundle, host_settings, plan_steps,
+    Arrival, HostWork, Reboot, SettingsSources, Specificity, applying_settings, from_bundle,
+    host_settings, plan_steps, settings_had,
 };
 pub use k8sd::{
     Attempts as K8sdAttempts, K8sdCall, Request as K8sdRequest, after_k8sd_failure, after_refresh,
@@ -104,7 +105,7 @@ pub use left::Ended;
 pub use lost::HOST_LOST;
 pub use member_missing::{MEMBER_MISSING, request_again};
 pub use objects::{MAX_TAINTS, MAX_TEXT, short};
-pub use order::{newest, newest_upgrade, speaker};
+pub use order::{newest, newest_upgrade, of_rollouts, speaker};
 pub use parts::{Called, after_ask, after_call, after_verification, begun};
 pub use path_class::unit_of;
 pub use preflight::{Begun, Check, Found, Preflight, Weight, workload_refusal};

@@ -33,7 +33,7 @@ pub(super) fn is_unfinished(update: &NodeUpdate) -> bool {
 }
 
 /// Whether an ended NodeUpdate releases a slot of its Machine: its own, or, if it speaks for the Machine, that of another
-/// one. A refresh of certificates releases its own. `of_machine` are all NodeUpdates of the Machine.
+/// one. Upkeep releases its own. `of_machine` are all NodeUpdates of the Machine.
 pub(super) fn releases<'a>(
     update: &NodeUpdate,
     speaks: bool,
@@ -43,17 +43,17 @@ pub(super) fn releases<'a>(
     let is_holder = |one: &NodeUpdate| one.metadata.name.as_ref() == Some(&slot.node_update);
     slot.machine_uid == update.spec.machine_ref.uid
         && (is_holder(update)
-            || speaks && !of_machine.any(|one| is_holder(one) && one.spec.issues_certificates()))
+            || speaks && !of_machine.any(|one| is_holder(one) && one.spec.is_upkeep()))
 }
 
-/// New certificates show nothing of what a machine was brought to before.
+/// Upkeep shows nothing of what a machine was brought to before.
 fn rank(update: &NodeUpdate) -> (bool, bool, Order) {
     let is_unfinished = is_unfinished(update);
-    (is_unfinished, is_unfinished || !update.spec.issues_certificates(), order(update))
+    (is_unfinished, is_unfinished || !update.spec.is_upkeep(), order(update))
 }
 
-/// The NodeUpdate that speaks for a Machine: the newest unfinished one, or else the newest; one that has issued certificates
-/// only if there is no other.
+/// The NodeUpdate that speaks for a Machine: the newest unfinished one, or else the newest; one that was only
+/// upkeep only if there is no other.
 pub fn speaker<'a>(
     updates: impl IntoIterator<Item = &'a NodeUpdate>,
     machine_uid: &MachineUid,
@@ -69,13 +69,28 @@ pub fn newest<'a>(
     of_machine(updates, machine_uid).max_by_key(|update| order(update))
 }
 
-/// The newest NodeUpdate of a Machine that does more than issue certificates.
+/// The newest NodeUpdate of a Machine that is more than upkeep.
 pub fn newest_upgrade<'a>(
     updates: impl IntoIterator<Item = &'a NodeUpdate>,
     machine_uid: &MachineUid,
 ) -> Option<&'a NodeUpdate> {
-    let upgrades = updates.into_iter().filter(|update| !update.spec.issues_certificates());
+    let upgrades = updates.into_iter().filter(|update| !update.spec.is_upkeep());
     newest(upgrades, machine_uid)
+}
+
+/// The NodeUpdates of a Machine that count in the rollouts of its group: the one that speaks for it, and the newest one for
+/// changed HostSettings, which does not once it has ended.
+pub fn of_rollouts<'a>(
+    updates: impl IntoIterator<Item = &'a NodeUpdate> + Clone,
+    machine_uid: &MachineUid,
+) -> Vec<&'a NodeUpdate> {
+    let speaker = speaker(updates.clone(), machine_uid);
+    let settings = updates.into_iter().filter(|update| update.spec.changes_settings());
+    let settings = newest(settings, machine_uid);
+    let is_other = |settings: &&NodeUpdate| {
+        speaker.is_none_or(|speaker| speaker.metadata.name != settings.metadata.name)
+    };
+    speaker.into_iter().chain(settings.filter(is_other)).collect()
 }
 
 fn of_machine<'a>(
@@ -114,10 +129,13 @@ mod tests {
     }
 
     #[test]
-    fn new_certificates_speak_for_a_machine_while_they_are_issued_and_hide_no_other_update_then() {
+    fn upkeep_speaks_for_a_machine_while_it_works_and_hides_no_other_update_then() {
         let option = json!({"option": {"revision": "7"}});
         let certificates = json!({"certificates": {"lifetimeSeconds": 3600}});
+        let settings = json!({"hostSettings": "5e"});
         for (updates, speaks) in [
+            (vec![(1, &option, Phase::Failed), (2, &settings, Phase::Succeeded)], "m-1"),
+            (vec![(1, &option, Phase::Succeeded), (2, &settings, Phase::Waiting)], "m-2"),
             (vec![(1, &option, Phase::Failed), (2, &certificates, Phase::Succeeded)], "m-1"),
             (vec![(1, &option, Phase::Failed), (2, &certificates, Phase::Failed)], "m-1"),
             (vec![(1, &option, Phase::Succeeded), (2, &certificates, Phase::Waiting)], "m-2"),
@@ -128,6 +146,36 @@ mod tests {
                 updates.into_iter().map(|(n, goal, phase)| update(n, goal, phase)).collect();
             let speaker = speaker(&all, &"u".into()).unwrap();
             assert_eq!(speaker.metadata.name.as_deref(), Some(speaks));
+        }
+    }
+    #[test]
+    fn what_became_of_changed_settings_counts_in_rollouts() {
+        let option = json!({"option": {"revision": "7"}});
+        let settings = json!({"hostSettings": "5e"});
+        let certificates = json!({"certificates": {"lifetimeSeconds": 3600}});
+        for (updates, counted) in [
+            (vec![(1, &option, Phase::Succeeded)], vec!["m-1"]),
+            (
+                vec![(1, &option, Phase::Succeeded), (2, &settings, Phase::Failed)],
+                vec!["m-1", "m-2"],
+            ),
+            (vec![(1, &settings, Phase::Failed)], vec!["m-1"]),
+            (
+                vec![(1, &settings, Phase::Failed), (2, &settings, Phase::Waiting)],
+                vec!["m-2"],
+            ),
+            (
+                vec![(1, &option, Phase::Succeeded), (2, &certificates, Phase::Failed)],
+                vec!["m-1"],
+            ),
+        ] {
+            let all: Vec<NodeUpdate> =
+                updates.into_iter().map(|(n, goal, phase)| update(n, goal, phase)).collect();
+            let found: Vec<_> = of_rollouts(&all, &"u".into())
+                .into_iter()
+                .map(|update| update.metadata.name.as_deref().unwrap())
+                .collect();
+            assert_eq!(found, counted);
         }
     }
 }

@@ -41,11 +41,19 @@ pub fn prunable<'a>(
     let kept = [
         speaker(all(), machine_uid).map(name),
         newest_upgrade(all(), machine_uid).map(name),
-        with(|update| update.phase() == Phase::Succeeded && !update.spec.issues_certificates()),
+        with(|update| update.phase() == Phase::Succeeded && !update.spec.is_upkeep()),
         // It shows whether the control plane has passed `kubeadm upgrade apply`.
         with(|update| role(update) == Some(Role::FirstControlPlane)),
         // It has answered a request, which must not be answered again.
         with(|update| update.spec.issues_certificates()),
+        // It shows whether changed settings have failed, which must not be tried again.
+        with(|update| update.spec.changes_settings()),
+        // It shows which settings the host has.
+        with(|update| {
+            let status = update.status.as_ref();
+            update.phase() == Phase::Succeeded
+                && status.is_some_and(|status| status.host_settings.is_some())
+        }),
     ];
     let mut sorted: Vec<&NodeUpdate> =
         all().filter(|update| update.spec.machine_ref.uid == *machine_uid).collect();

@@ -372,8 +372,8 @@ pub(super) fn condition_change(
     status: &NodeUpdateStatus,
     now: Timestamp,
 ) -> Option<Write> {
-    // Whether a machine is up to date does not depend on its certificates.
-    if machine.metadata.deletion_timestamp.is_some() || update.spec.issues_certificates() {
+    // Whether a machine is up to date does not depend on upkeep.
+    if machine.metadata.deletion_timestamp.is_some() || update.spec.is_upkeep() {
         return None;
     }
     let conditions = machine.status.as_ref().map_or(&[][..], |status| &status.conditions);

@@ -84,7 +84,7 @@ impl Work<'_> {
             // Refit stopped it for a missing member, which may have been created since.
             _ if delays || is_awaited(machine) => Stop::MemberMissing,
             Origin::Hook => Stop::RequestWithdrawn,
-            Origin::Task | Origin::Annotation => Stop::Overtaken,
+            Origin::Task | Origin::Annotation | Origin::HostSettings => Stop::Overtaken,
         })
     }
 

@@ -26,6 +26,11 @@ pub struct Goal {
     /// machine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub certificates: Option<GoalCertificates>,
+    /// The settings that the host is to have of its HostSettings, instead of a version: the sha256 of what the host gets of
+    /// them, in hex. The update is superseded if they change before its plan is made.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 64, max = 64), regex(pattern = "^[0-9a-f]*$"))]
+    pub host_settings: Option<String>,
     /// The parts that Updaters claim, in the order in which they claim.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64))]
@@ -122,12 +127,15 @@ impl Goal {
             "bootstrapHash": "",
             "infrastructureHash": "",
         });
-        // So do goals without an option, certificates or parts.
+        // So do goals without an option, certificates, settings or parts.
         if let Some(option) = &self.option {
             value["option"] = serde_json::json!(option);
         }
         if let Some(certificates) = &self.certificates {
             value["certificates"] = serde_json::json!(certificates);
+        }
+        if let Some(settings) = &self.host_settings {
+            value["hostSettings"] = serde_json::json!(settings);
         }
         if !self.parts.is_empty() {
             value["parts"] = serde_json::json!(self.parts);
@@ -213,6 +221,9 @@ mod tests {
         let c = Goal { parts: vec![part], ..a.clone() };
         assert_ne!(a.hash(), c.hash());
         let of = |option| Goal { option: Some(option), ..Goal::default() };
+        let settings = |hash: &str| Goal { host_settings: Some(hash.into()), ..a.clone() };
+        assert_ne!(settings("1").hash(), a.hash());
+        assert_ne!(settings("1").hash(), settings("2").hash());
         let options = [of(GoalOption::Channel("7".into())), of(GoalOption::Revision("7".into()))];
         assert_ne!(options[0].hash(), options[1].hash());
         let within = |days| GoalCertificates { within_days: days, ..GoalCertificates::default() };

@@ -1,5 +1,6 @@
 //! Refit's kinds, `refit.dev/v1alpha1`.
 
+mod applied_settings;
 mod change_args;
 mod cluster_upgrade;
 mod cluster_upgrade_plan;
@@ -27,6 +28,7 @@ mod updater;
 mod upgrade_task;
 mod windows;
 
+pub use applied_settings::*;
 pub use change_args::*;
 use cluster_upgrade::default_start_within;
 pub use cluster_upgrade::*;

@@ -5,7 +5,7 @@ use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{Gate, Goal, MachineUid, NodeName, PartStatus, UpdatePart};
+use super::{Gate, Goal, MachineUid, NodeName, PartStatus, SettingHashes, UpdatePart};
 use crate::version::{self, KubernetesVersion};
 
 /// A request to update one Machine to one goal. Its name is `<machine>-<ordinal>`: creating it is
@@ -43,7 +43,7 @@ use crate::version::{self, KubernetesVersion};
     has(self.parts) == has(oldSelf.parts) && (!has(self.parts) || self.parts == oldSelf.parts) && \
     has(self.bundle) == has(oldSelf.bundle) && (!has(self.bundle) || self.bundle == oldSelf.bundle)", "spec is immutable but for stage and until"))]
 #[x_kube(validation = ("(has(self.goal.kubernetesVersion) ? 1 : 0) + (has(self.goal.option) ? 1 : 0) + \
-    (has(self.goal.certificates) ? 1 : 0) <= 1", "a goal has one of kubernetesVersion, option and certificates"))]
+    (has(self.goal.certificates) ? 1 : 0) + (has(self.goal.hostSettings) ? 1 : 0) <= 1", "a goal has one of kubernetesVersion, option, certificates and hostSettings"))]
 #[x_kube(validation = ("oldSelf.stage != 'Abort' || self.stage == 'Abort'", "an aborted NodeUpdate stays aborted; create a new one"))]
 #[x_kube(validation = ("self.until == oldSelf.until || oldSelf.until == 'Stage' || self.until == 'Disrupt'", "until only moves forward: Stage, Upgrade, Disrupt"))]
 pub struct NodeUpdateSpec {
@@ -154,6 +154,8 @@ pub enum Origin {
     Task,
     /// An annotation of the Machine, or of its owner.
     Annotation,
+    /// HostSettings that have changed, where the policy of the owner starts updates for that.
+    HostSettings,
 }
 
 /// Phase of a NodeUpdate, in order of time.
@@ -375,6 +377,10 @@ pub struct NodeUpdateStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["updater"]))]
     pub parts: Vec<PartStatus>,
+    /// The settings of its HostSettings that the host has after the update; absent if its plan applies none. They are noted
+    /// when the plan is made.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host_settings: Option<SettingHashes>,
     /// Progress of the update.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub progress: Option<Progress>,

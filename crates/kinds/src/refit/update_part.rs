@@ -77,6 +77,15 @@ impl HostPart {
     }
 }
 
+/// What an update does for a machine that stays at its version.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Upkeep {
+    /// It issues certificates.
+    Certificates,
+    /// It gives the host its changed HostSettings.
+    HostSettings,
+}
+
 impl UpdatePart {
     /// The part of the host: the agent brings it to the Kubernetes version of the goal.
     pub fn kubeadm() -> Self {
@@ -104,6 +113,11 @@ impl UpdatePart {
             host: Some(HostPart::Configuration(part)),
             ..Self::kubeadm()
         }
+    }
+
+    /// The part of a host that gets its changed HostSettings: how much that disturbs it follows from the steps alone.
+    pub fn host_settings() -> Self {
+        Self { disruption: Disruption::None, ..Self::kubeadm() }
     }
 
     /// The part of k8sd, which refreshes the snap of the node to the goal's option, or its certificates.
@@ -148,10 +162,10 @@ impl NodeUpdateSpec {
     /// The steps of a host may need more: its HostPlan has what counts.
     pub fn disruption(&self) -> Disruption {
         let Some(parts) = &self.parts else {
-            let only = if self.issues_certificates() {
-                UpdatePart::renewal()
-            } else {
-                UpdatePart::kubeadm()
+            let only = match self.upkeep() {
+                Some(Upkeep::Certificates) => UpdatePart::renewal(),
+                Some(Upkeep::HostSettings) => UpdatePart::host_settings(),
+                None => UpdatePart::kubeadm(),
             };
             return only.disruption;
         };
@@ -166,7 +180,7 @@ impl NodeUpdateSpec {
     /// Whether kubeadm brings the host to the Kubernetes version of the goal.
     pub fn upgrades_host(&self) -> bool {
         let is_of_kubeadm = |part: &UpdatePart| part.updater == KUBEADM && !part.is_adopted();
-        !self.issues_certificates()
+        !self.is_upkeep()
             && self.parts.as_ref().is_none_or(|parts| parts.iter().any(is_of_kubeadm))
     }
 
@@ -179,12 +193,33 @@ impl NodeUpdateSpec {
     pub fn brings_version(&self) -> bool {
         let brings =
             || self.parts.as_ref().is_none_or(|parts| parts.iter().any(UpdatePart::brings_version));
-        !self.issues_certificates() && brings()
+        !self.is_upkeep() && brings()
+    }
+
+    /// What the update does instead of bringing the machine to what its owner or an operator wants it to run; `None` if it
+    /// does that.
+    pub fn upkeep(&self) -> Option<Upkeep> {
+        if self.goal.certificates.is_some() {
+            Some(Upkeep::Certificates)
+        } else {
+            self.goal.host_settings.as_ref().map(|_| Upkeep::HostSettings)
+        }
+    }
+
+    /// Whether the update brings the machine to nothing that its owner or an operator wants it to run: whether the machine is
+    /// up to date does not depend on it.
+    pub fn is_upkeep(&self) -> bool {
+        self.upkeep().is_some()
     }
 
     /// Whether the update issues certificates, and brings the machine to nothing else.
     pub fn issues_certificates(&self) -> bool {
-        self.goal.certificates.is_some()
+        self.upkeep() == Some(Upkeep::Certificates)
+    }
+
+    /// Whether the update gives the host its changed HostSettings, and brings the machine to nothing else.
+    pub fn changes_settings(&self) -> bool {
+        self.upkeep() == Some(Upkeep::HostSettings)
     }
 
     /// Whether kubeadm renews the certificates of the host, and nothing else is done there: its pods stay.
@@ -236,8 +271,11 @@ impl NodeUpdateSpec {
             Some(version) if self.ends_at_version() => version.to_string(),
             Some(_) | None => match &self.goal.option {
                 Some(option) => option.to_string(),
-                None if self.goal.certificates.is_some() => "new certificates".to_owned(),
-                None => "its desired state".to_owned(),
+                None => match self.upkeep() {
+                    Some(Upkeep::Certificates) => "new certificates".to_owned(),
+                    Some(Upkeep::HostSettings) => "its HostSettings".to_owned(),
+                    None => "its desired state".to_owned(),
+                },
             },
         }
     }
@@ -253,6 +291,9 @@ impl NodeUpdateSpec {
                         "none of the certificates that kubeadm renews expires within {days} days"
                     ),
                     Some(None) => "the machine has new certificates".to_owned(),
+                    None if self.changes_settings() => {
+                        "the machine has its HostSettings".to_owned()
+                    }
                     None => "the machine has its desired state".to_owned(),
                 },
             },
@@ -447,6 +488,7 @@ mod tests {
         let version = || Goal::of_version("v1.35.0".parse().unwrap());
         let certificates =
             || Goal { certificates: Some(GoalCertificates::default()), ..Goal::default() };
+        let settings = || Goal { host_settings: Some("5e".into()), ..Goal::default() };
         let left = UpdatePart { action: UpdaterAction::Leave, ..added(Drain) };
         for (goal, parts, wanted) in [
             (version(), None, Drain),
@@ -454,6 +496,10 @@ mod tests {
             (version(), Some(vec![]), Still),
             (version(), Some(vec![UpdatePart::kubeadm()]), Drain),
             (certificates(), Some(vec![UpdatePart::renewal()]), Restart),
+            // Their steps say how much they disturb.
+            (settings(), None, Still),
+            (settings(), Some(vec![UpdatePart::host_settings()]), Still),
+            (settings(), Some(vec![UpdatePart::kubeadm()]), Drain),
             (version(), Some(vec![UpdatePart::adopted()]), Still),
             (version(), Some(vec![left.clone()]), Still),
             (version(), Some(vec![left, added(Restart)]), Restart),
@@ -497,5 +543,18 @@ mod tests {
         }
         let renewal = Goal { certificates: Some(GoalCertificates::default()), ..goal };
         assert!(!spec(renewal, None).upgrades_host());
+    }
+
+    #[test]
+    fn changed_settings_are_applied_on_the_host_and_bring_it_to_no_version() {
+        for parts in [None, Some(vec![UpdatePart::host_settings()])] {
+            let goal = Goal { host_settings: Some("5e".into()), ..Goal::default() };
+            let spec = spec(goal, parts);
+            assert!(spec.works_on_host() && spec.changes_settings() && spec.is_upkeep());
+            assert!(!spec.upgrades_host() && !spec.brings_version() && !spec.ends_at_version());
+            assert!(!spec.issues_certificates() && !spec.renews_on_host());
+            assert_eq!(spec.target(), "its HostSettings");
+            assert_eq!(spec.reached(), "the machine has its HostSettings");
+        }
     }
 }

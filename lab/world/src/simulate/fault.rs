@@ -80,6 +80,8 @@ pub enum FaultKind {
     Budget,
     /// The host settings of owners are temporarily ambiguous, or in an annotation.
     Settings,
+    /// The host settings of an owner change, and its policy starts updates for that.
+    ChangedSettings,
     /// An operator changes the number of machines.
     Scale,
     /// An operator deletes a Machine.
@@ -233,6 +235,7 @@ impl FaultKind {
                 | Self::TornJournal
                 | Self::Repeat
                 | Self::Settings
+                | Self::ChangedSettings
                 | Self::DeleteUpdate
                 | Self::Abort
                 | Self::GiveUp
@@ -305,6 +308,7 @@ impl FaultKind {
             | Self::Volume
             | Self::Budget
             | Self::Settings
+            | Self::ChangedSettings
             | Self::Scale
             | Self::DeleteUpdate
             | Self::Abort
@@ -357,6 +361,7 @@ impl FaultKind {
             Self::Volume => operator::volume(random, &setting.machine),
             Self::Budget => operator::budget(random),
             Self::Settings => operator::settings(random, setting.shape),
+            Self::ChangedSettings => operator::changed_settings(random, setting.shape),
             Self::Scale => operator::scale(random, setting.shape),
             Self::DeleteMachine => vec![format!("delete machine/{}", setting.machine)],
             Self::DeleteUpdate => operator::delete_update(random, setting),

@@ -68,6 +68,36 @@ pub(super) fn settings(random: &mut Random, shape: &Shape) -> Vec<String> {
     ]
 }
 
+/// HostSettings of an owner appear, and change some minutes later: time servers, a file, or flags of the kubelet.
+pub(super) fn changed_settings(random: &mut Random, shape: &Shape) -> Vec<String> {
+    let owner = shape.owner(random);
+    let (kind, name) = match owner.strip_prefix("md/") {
+        Some(name) => ("MachineDeployment", name),
+        None => (shape.control_plane_kind(), CLUSTER),
+    };
+    let asked = [
+        "ntp: {enabled: true, servers: [a.ntp.example]}",
+        "files: {files: [{path: /etc/motd, content: hello}]}",
+        "kubelet: {extraArgs: [{name: v, value: '4'}]}",
+        "ntp: {enabled: true, servers: [b.ntp.example]}, kubelet: {extraArgs: [{name: v, value: '6'}]}",
+    ];
+    let settings = |asked: &str| {
+        format!(
+            "apply <<END\n{{apiVersion: refit.dev/v1alpha1, kind: HostSettings, \
+             metadata: {{name: own, namespace: default}}, \
+             spec: {{appliesTo: {{owners: [{{kind: {kind}, name: {name}}}]}}, settings: {{{asked}}}}}}}\nEND"
+        )
+    };
+    let object = if random.chance(1, 2) { owner.clone() } else { format!("cluster/{CLUSTER}") };
+    let policy = format!("{object} metadata.annotations.\"{}\"", keys::HOST_SETTINGS_CHANGES);
+    vec![
+        settings(*random.pick(&asked)),
+        format!("change {policy} Start"),
+        format!("wait {}s", random.between(1, 900)),
+        settings(*random.pick(&asked)),
+    ]
+}
+
 pub(super) fn scale(random: &mut Random, shape: &Shape) -> Vec<String> {
     if shape.workers == 0 || random.chance(1, 3) {
         // Odd numbers only: etcd is stacked.

@@ -7,7 +7,7 @@ use refit_kinds::refit::{
 };
 use serde_json::Value;
 
-use super::Host;
+use super::{Host, applied::applied};
 use crate::{
     change::{PlannedConfiguration, hash_of_configuration, planned},
     node::snapshot::{ConfigurationValues, Snapshot},
@@ -50,10 +50,8 @@ impl Host<'_> {
     /// What the KubeadmConfig and the HostSettings of one update both set.
     pub(in crate::node) fn set_twice(&self, s: &Snapshot) -> Option<String> {
         let part = self.update.spec.configuration()?;
-        let settings = &s.settings;
-        if !self.applies_settings() {
-            return None;
-        }
+        let applied = applied(s)?;
+        let settings: &PlanSettings = &applied;
         let files = settings.files.as_ref();
         let twice_file = files.and_then(|args| {
             let path = args.files.iter().find(|file| part.files.contains(&file.path))?;

@@ -1,5 +1,6 @@
 //! The updater of the host: the agent, whose orders and reports are a HostPlan.
 
+mod applied;
 mod arrival;
 mod configuration;
 mod report;
@@ -15,8 +16,8 @@ use refit_kinds::{
     clip,
     refit::{
         ClaimId, Disruption, Gate, GoalCertificates, HostPlan, HostPlanSpec, HostPlanStatus,
-        HostStep, MAX_FACT, NodeName, NodeUpdate, OsImageArgs, Phase, PlanId, PlanState,
-        PlannedStep, REPORT_INTERVAL_SECONDS, Role, StepState,
+        HostStep, MAX_FACT, NodeName, NodeUpdate, OsImageArgs, Phase, PlanId,
+        PlanSettings, PlanState, PlannedStep, REPORT_INTERVAL_SECONDS, Role, SettingHashes, StepState,
     },
 };
 
@@ -28,9 +29,10 @@ use super::{
 };
 use crate::report::Refusal;
 
+pub use applied::settings_had;
 pub use arrival::Arrival;
 pub use selection::Specificity;
-pub use settings::{SettingsSources, from_bundle, host_settings};
+pub use settings::{SettingsSources, applying_settings, from_bundle, host_settings};
 pub use steps::{HostWork, Reboot, plan_steps};
 
 /// The host of a Machine, for one of its NodeUpdates.
@@ -100,7 +102,8 @@ impl<'a> Host<'a> {
 
     /// The first order, which allows the host to prepare, and its steps; `None` if the goal asks for nothing on the host.
     pub(super) fn first_order(&self, s: &Snapshot, role: Role) -> Option<(Vec<WorkStep>, Write)> {
-        let work = self.work(s, role)?;
+        let settings = applied::applied(s);
+        let work = self.work(s, role, settings.as_deref())?;
         let steps = work.steps();
         let spec = HostPlanSpec {
             node_update: self.update.metadata.name.clone().unwrap_or_default(),
@@ -125,35 +128,38 @@ impl<'a> Host<'a> {
     }
 
     fn planned(&self, s: &Snapshot, role: Role) -> Vec<PlannedStep> {
-        self.work(s, role).map(|work| work.steps()).unwrap_or_default()
+        let settings = applied::applied(s);
+        self.work(s, role, settings.as_deref()).map(|work| work.steps()).unwrap_or_default()
+    }
+
+    /// The settings that the host has once the plan is carried out that the update would get now; `None` if it applies none.
+    pub(super) fn settings_after(&self, s: &Snapshot) -> Option<SettingHashes> {
+        applied::settings_after(s)
     }
 
     /// Whether the goal asks for something on the host.
     pub(super) fn has_work(&self) -> bool {
         let spec = &self.update.spec;
         upgrades(self.update)
-            || spec.goal.certificates.is_some()
+            || spec.is_upkeep()
             || os_image(self.update).is_some()
             || spec.configuration().is_some_and(|part| !part.is_empty())
     }
 
-    /// Whether the host gets its settings, too. What the goal does not ask for must not disturb more than its parts say.
-    fn applies_settings(&self) -> bool {
-        let spec = &self.update.spec;
-        let drains = spec.disruption().drains();
-        spec.goal.certificates.is_none() && (upgrades(self.update) || drains)
-    }
-
-    /// The target state of the host, and the state that it reports.
-    fn work<'b>(&self, s: &'b Snapshot, role: Role) -> Option<HostWork<'b>>
+    /// The target state of the host with the settings that are applied, and the state that it reports.
+    fn work<'b>(
+        &self,
+        s: &'b Snapshot,
+        role: Role,
+        applied: Option<&'b PlanSettings>,
+    ) -> Option<HostWork<'b>>
     where
         'a: 'b,
     {
         let spec = &s.update.spec;
         let renewal = spec.goal.certificates.map(GoalCertificates::renewal);
         let upgrades = upgrades(&s.update);
-        let applies_settings = self.applies_settings();
-        let settings = &s.settings;
+        let settings = applied.unwrap_or(&s.settings);
         let work = HostWork {
             role,
             version: spec.goal.kubernetes_version.as_ref(),
@@ -163,13 +169,14 @@ impl<'a> Host<'a> {
                 .map(|certificates| certificates.renew_within_days),
             reboot: s.reboot,
             settings,
-            applies_settings,
+            applies_settings: applied.is_some(),
             os_image: os_image(&s.update)
-                .or_else(|| settings.os_image.as_ref().filter(|_| upgrades)),
+                .or_else(|| applied?.os_image.as_ref()),
             configuration: self.configuration(s),
             facts: self.plan.and_then(|plan| plan.status.as_ref()).map(|status| &status.facts),
         };
-        self.has_work().then_some(work)
+        let applies = applied.is_some_and(|all| SettingHashes::of(all) != SettingHashes::default());
+        (self.has_work() && (applies || !spec.changes_settings())).then_some(work)
     }
 
     /// Gives an order after the first; `None` if the host has it already, or no first one.

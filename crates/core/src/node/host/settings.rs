@@ -31,6 +31,17 @@ pub struct SettingsSources<'a> {
 /// Two objects are equally specific, an object cannot be read, or the annotation that this kind
 /// replaces is still in use.
 pub fn host_settings(sources: SettingsSources<'_>) -> Result<PlanSettings, Refusal> {
+    let object = applying_settings(sources)?;
+    Ok(object.map(|object| object.spec.settings.clone()).unwrap_or_default())
+}
+
+/// The HostSettings that applies to a machine, if one does.
+///
+/// # Errors
+/// Those of [`host_settings`].
+pub fn applying_settings(
+    sources: SettingsSources<'_>,
+) -> Result<Option<&Arc<HostSettings>>, Refusal> {
     let SettingsSources { objects, unreadable, annotated, owner, cluster } = sources;
     if let Some((object, _)) =
         annotated.iter().find(|(_, annotations)| annotations.contains_key(keys::HOST_SETTINGS))
@@ -38,7 +49,7 @@ pub fn host_settings(sources: SettingsSources<'_>) -> Result<PlanSettings, Refus
         return Err(Refusal::HostSettingsAnnotation { object: object.clone() });
     }
     match most_specific(Candidates { objects, unreadable, owner, cluster }) {
-        Ok(chosen) => Ok(chosen.map(|object| object.spec.settings.clone()).unwrap_or_default()),
+        Ok(chosen) => Ok(chosen),
         Err(NotChosen::Unreadable { name, why }) => {
             Err(Refusal::HostSettingsUnreadable { name, why })
         }

@@ -55,7 +55,7 @@ pub struct HostWork<'a> {
     pub reboot: Reboot,
     /// Other settings of the hosts; `os_image` and `certificates` are those of the fields here.
     pub settings: &'a PlanSettings,
-    /// Whether the host gets the files, time servers and kubelet flags of the settings.
+    /// Whether the host gets the files, time servers, kubelet flags and packages of the container runtime of the settings.
     pub applies_settings: bool,
     /// The OS image, from the settings or from an Updater.
     pub os_image: Option<&'a OsImageArgs>,
@@ -219,7 +219,7 @@ impl<'a> HostWork<'a> {
         let settings = self.settings;
         let image = self.new_image();
         let in_image = image.as_ref().is_some_and(|image| image.brings_kubelet);
-        let runtime = self.upgrades && !settings.container_runtime.is_empty();
+        let runtime = self.applies_settings && !settings.container_runtime.is_empty();
         let last = if self.reboots() {
             Some(HostStep::Reboot {})
         } else {

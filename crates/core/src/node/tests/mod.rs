@@ -22,6 +22,7 @@ mod provider_objects;
 mod providers;
 mod renewal;
 mod rules;
+mod settings;
 mod taken_back;
 mod until;
 mod updaters;
