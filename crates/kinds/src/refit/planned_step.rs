@@ -252,6 +252,10 @@ mod tests {
                 "containerRuntimeInstall: packages.install names no package",
             ),
             (
+                json!({"osPackagesInstall": {"reboot": "Never"}}),
+                "osPackagesInstall: osPackages asks for nothing: name packages in install, or set security",
+            ),
+            (
                 json!({}),
                 "the action is empty: the CRD of HostPlan lacks its member, or the plan is older \
                  than the CRD; let the controller create a new plan",

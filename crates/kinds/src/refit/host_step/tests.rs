@@ -36,14 +36,17 @@ fn the_table_agrees_with_itself() {
 fn a_step_states_how_much_its_update_disturbs_at_least() {
     use Disruption::{Drain, Reboot, Restart};
     let wanted = |type_| match type_ {
-        StepType::KubeadmUpgrade | StepType::CertificatesRenew | StepType::KubeletRestart => {
-            Restart
-        }
+        StepType::OsPackagesInstall
+        | StepType::KubeadmUpgrade
+        | StepType::CertificatesRenew
+        | StepType::KubeletRestart => Restart,
         StepType::ContainerRuntimeInstall | StepType::KubeletInstall => Drain,
         StepType::OsImageFinalize | StepType::Reboot => Reboot,
         StepType::Preflight
         | StepType::Stage
         | StepType::ImagePreload
+        | StepType::OsPackagesStage
+        | StepType::RebootIfRequired
         | StepType::OsImageStage
         | StepType::Snapshot
         | StepType::KubeadmInstall
