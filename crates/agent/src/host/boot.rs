@@ -3,7 +3,7 @@
 //! | the host has | it must boot if |
 //! |---|---|
 //! | any | `/run/reboot-required` exists, which scripts of packages write |
-//! | dnf with `needs-restarting` | `dnf needs-restarting --reboothint` ends with 1 and says so |
+//! | dnf with `needs-restarting` | `dnf needs-restarting --reboothint` ends with 1 and `Reboot is required` |
 //! | dpkg or rpm | a newer kernel of the running kind is installed, or the package of the running one was replaced |
 //!
 //! A step that installs packages notes whether its host must boot afterwards. The controller then drains the node, so only what was

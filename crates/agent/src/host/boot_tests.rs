@@ -7,7 +7,7 @@ use crate::host::{look::BOOT_ID, scripted::ScriptedHost};
 
 const DEBIAN: &str = "Linux version 6.1.0-28-amd64 (debian-kernel@lists.debian.org) (gcc-12 (Debian 12.2.0-14) 12.2.0, GNU ld \
                       (GNU Binutils for Debian) 2.40) #1 SMP PREEMPT_DYNAMIC Debian 6.1.119-1 (2024-11-22)";
-const PLUGIN_SAYS: &str = "echo 'Core libraries or services have been updated since boot-up:'; echo '  * kernel'; \
+const PLUGIN_REQUIRES: &str = "echo 'Core libraries or services have been updated since boot-up:'; echo '  * kernel'; \
                            echo '  * glibc'; echo; echo 'Reboot is required to fully utilize these updates.'; exit 1";
 const NO_PLUGIN: &str =
     "echo 'No such command: needs-restarting. Please use /usr/bin/dnf --help' >&2; exit 1";
@@ -114,7 +114,7 @@ async fn dnf_answers_or_kernels_are_compared() {
     let updated = "packages were updated since the host booted: glibc, kernel";
     for (kernels, plugin, expected) in [
         (&[same][..], "echo Reboot should not be necessary.", None),
-        (&[same], PLUGIN_SAYS, Some(updated.to_owned())),
+        (&[same], PLUGIN_REQUIRES, Some(updated.to_owned())),
         // What the plugin finds counts, and not which kernel is the newest.
         (&[next], "exit 0", None),
         (&[next, same], NO_PLUGIN, newer("5.14.0-503.11.1.el9.x86_64")),

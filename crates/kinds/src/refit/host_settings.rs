@@ -40,6 +40,11 @@ use super::{
     "!has(self.settings.osPackages) || !has(self.settings.osPackages.install) || !has(self.settings.containerRuntime) || !self.settings.osPackages.install.exists(one, self.settings.containerRuntime.exists(other, one.name == other.name))",
     "osPackages.install names a package of containerRuntime: name it there only, because it is installed on a drained node",
 ))]
+// A plan adds the packages of `containerRuntime`.
+#[x_kube(validation = (
+    "!has(self.settings.osPackages) || !has(self.settings.osPackages.exclude) || size(self.settings.osPackages.exclude) <= 128",
+    "osPackages.exclude names more than 128 packages",
+))]
 pub struct HostSettingsSpec {
     /// The owners whose hosts have these settings. If several objects apply to an owner, the most
     /// specific one is used as a whole: one that names the owner before one that names its Cluster,

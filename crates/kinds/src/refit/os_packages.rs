@@ -42,7 +42,7 @@ pub struct OsPackageArgs {
     pub security: bool,
     /// Further packages that keep their versions.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(length(max = 128), inner(length(max = 128)))]
+    #[schemars(length(max = 160), inner(length(max = 128)))]
     pub exclude: Vec<String>,
     /// Whether the host boots if that is required afterwards.
     #[serde(default)]

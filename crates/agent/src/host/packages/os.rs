@@ -19,7 +19,7 @@ use std::{
 use refit_kinds::refit::{OsPackage, OsPackageArgs, PackageArgs, PackageDriver};
 use serde::{Deserialize, Serialize};
 
-use super::{Evidence, Order, Packages, Want, Wanted, compare, compare_restored};
+use super::{Evidence, Order, Packages, Want, Wanted, compare, compare_restored, os_dnf::Metadata};
 use crate::host::{
     Program, Site,
     files::atomic::{self, Access},
@@ -138,9 +138,17 @@ async fn report_rest(
     transaction: &Transaction,
 ) -> Result<(), WorkError> {
     let offered = match manager {
-        Packages::Apt(apt) => apt.security_updates(args).await?,
-        Packages::Dnf(dnf) => dnf.security_updates(args).await?,
-        Packages::Tarball(_) => BTreeMap::new(),
+        Packages::Apt(apt) => apt.security_updates(args).await,
+        Packages::Dnf(dnf) => dnf.security_updates(args, Metadata::Fetched).await,
+        Packages::Tarball(_) => Ok(BTreeMap::new()),
+    };
+    let offered = match offered {
+        Ok(offered) => offered,
+        Err(error) => {
+            // Their versions are checked all the same.
+            site.log_and_go_on(&format!("cannot list the security updates that are left: {error}"));
+            return Ok(());
+        }
     };
     let staged =
         |(name, version): &(&String, &String)| transaction.install.get(*name) == Some(version);

@@ -25,6 +25,15 @@ const INSTALL_ONLY: [&str; 8] = [
     "kernel-64k",
 ];
 
+/// Which metadata of the repositories a query uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Metadata {
+    /// That of now.
+    New,
+    /// That which was fetched last: the repositories may be away.
+    Fetched,
+}
+
 impl Dnf<'_> {
     /// The same package manager, which does not change what keeps its version.
     pub(super) fn keeping(mut self, args: &OsPackageArgs) -> Self {
@@ -47,7 +56,7 @@ impl Dnf<'_> {
             install.insert(package.name.clone(), version);
         }
         if args.security {
-            for (name, version) in self.security_updates(args).await? {
+            for (name, version) in self.security_updates(args, Metadata::New).await? {
                 install.entry(name).or_insert(version);
             }
         }
@@ -63,7 +72,11 @@ impl Dnf<'_> {
         let OsPackage { name, version } = package;
         let spec = if start.is_empty() { name.clone() } else { format!("{name}-{version}") };
         let found = self
-            .query(&["--latest-limit=1", &spec], &format!("name the version of {name}"))
+            .query(
+                Metadata::New,
+                &["--latest-limit=1", &spec],
+                &format!("name the version of {name}"),
+            )
             .await?;
         let found =
             parse(&found).find(|(found, version)| found == name && version.starts_with(start));
@@ -79,20 +92,30 @@ impl Dnf<'_> {
     pub(super) async fn security_updates(
         &self,
         args: &OsPackageArgs,
+        metadata: Metadata,
     ) -> Result<BTreeMap<String, String>, WorkError> {
         let instead = "name the packages in osPackages.install, and do not set osPackages.security";
-        let answer = self.query(&["--upgrades", "--security"], instead).await?;
+        let answer = self.query(metadata, &["--upgrades", "--security"], instead).await?;
         Ok(parse(&answer).filter(|(name, _)| !args.keeps(name)).collect())
     }
 
-    /// Queries the repositories of the host, with new metadata.
-    async fn query(&self, arguments: &[&str], instead: &str) -> Result<String, WorkError> {
+    /// Queries the repositories of the host.
+    async fn query(
+        &self,
+        metadata: Metadata,
+        arguments: &[&str],
+        instead: &str,
+    ) -> Result<String, WorkError> {
         if self.flavour == Flavour::Tdnf {
             return Err(WorkError::permanent(format!(
                 "the host has only tdnf, which cannot show which packages have to change: {instead}"
             )));
         }
-        let mut call = self.dnf(["repoquery", "--quiet", "--refresh", FORMAT]);
+        let metadata = match metadata {
+            Metadata::New => "--refresh",
+            Metadata::Fetched => "--cacheonly",
+        };
+        let mut call = self.dnf(["repoquery", "--quiet", metadata, FORMAT]);
         call.arguments.extend(arguments.iter().map(|argument| (*argument).to_owned()));
         Ok(locks::run(self.site, &call).await?)
     }

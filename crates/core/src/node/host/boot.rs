@@ -20,7 +20,7 @@ impl Host<'_> {
     /// How the plan disturbs its machine because the host has to boot: what the plan was raised to.
     pub(super) fn raised(plan: &HostPlan) -> Disruption {
         let spec = &plan.spec;
-        // A definition that does not keep the field shows `Drain`.
+        // A definition that does not keep the field shows `Drain`; it does not keep such a step either.
         let is_raised = spec.disruption == Disruption::Reboot && may_boot(spec);
         if is_raised { Disruption::Reboot } else { Disruption::None }
     }
