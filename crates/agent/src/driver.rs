@@ -352,9 +352,10 @@ impl Driver {
             message: failure.map_or_else(String::new, |failure| failure.message),
             at: self.clock.now(),
         };
+        // First, because the report that a gate is passed must show the host as it is then.
+        self.read_facts().await;
         self.write(journal, record).await?;
         self.host.release(&job.unit).await;
-        self.refresh(journal).await;
         Ok(())
     }
 

@@ -124,8 +124,11 @@ fn unknown(known: Known<'_>) -> Verdict {
 
 /// The command that requests a reboot ends long before the host reboots.
 fn reboots_soon(known: Known<'_>, within_seconds: u64) -> bool {
-    known.job.command == Command::Step(HostStep::Reboot {})
-        && known.waited < Duration::from_secs(within_seconds)
+    let boots = matches!(
+        known.job.command,
+        Command::Step(HostStep::Reboot {} | HostStep::RebootIfRequired {})
+    );
+    boots && known.waited < Duration::from_secs(within_seconds)
 }
 
 #[cfg(test)]

@@ -274,7 +274,9 @@ fn is_mere_progress(wanted: &HostPlanStatus, known: &HostPlanStatus) -> bool {
 /// A step whose beginning must be known even if the host reports nothing more: during a reboot it could otherwise
 /// count as lost, and static pods that kubeadm may have changed as unchanged.
 fn must_be_known(step: &HostStepStatus) -> bool {
-    [StepType::Reboot, StepType::KubeadmUpgrade].into_iter().any(|kind| kind.id() == step.id)
+    [StepType::Reboot, StepType::RebootIfRequired, StepType::KubeadmUpgrade]
+        .into_iter()
+        .any(|kind| kind.id() == step.id)
 }
 
 /// Returns the report with its timestamp.

@@ -75,6 +75,7 @@ fn was_started(plan: &Progress, step: &str) -> bool {
 /// The step that undoes `step`; `None` if `step` changed nothing that could be undone.
 fn undo_step(plan: &Progress, step: &PlannedStep) -> Option<UndoStep> {
     let undo = match undo_kind(plan, step)? {
+        StepUndo::Packages if installs_os_packages(step) => Undo::OsPackages,
         StepUndo::Packages => {
             let packages = packages_before(plan, step);
             (!packages.is_empty()).then_some(Undo::Packages { packages })?
@@ -102,6 +103,11 @@ fn units(step: &HostStep) -> Option<&UnitArgs> {
     if let HostStep::UnitActions(units) = step { Some(units) } else { None }
 }
 
+/// Whether a step installs packages of the operating system. Which of them change is known only to the host.
+fn installs_os_packages(step: &PlannedStep) -> bool {
+    step.step_type() == Some(StepType::OsPackagesInstall)
+}
+
 /// How a step is rolled back. The plan of an older controller does not record it.
 fn undo_kind(plan: &Progress, step: &PlannedStep) -> Option<StepUndo> {
     let older =
@@ -112,7 +118,15 @@ fn undo_kind(plan: &Progress, step: &PlannedStep) -> Option<StepUndo> {
 /// The packages that steps name in addition to those of Kubernetes. An undo needs their versions.
 pub(crate) fn named_packages(steps: &[PlannedStep]) -> BTreeSet<String> {
     let args = steps.iter().filter_map(|step| step.step()?.packages());
-    args.flat_map(|args| &args.install).map(|package| package.name.clone()).collect()
+    let args = args.flat_map(|args| &args.install).map(|package| package.name.clone());
+    let of_os = steps.iter().filter_map(|step| {
+        if let HostStep::OsPackagesInstall(args) = step.step()? {
+            Some(&args.install)
+        } else {
+            None
+        }
+    });
+    args.chain(of_os.flatten().map(|package| package.name.clone())).collect()
 }
 
 /// Packages that a step was to install and that were not installed before. They stay installed:
@@ -217,11 +231,17 @@ fn changes_the_host(step: &PlannedStep) -> bool {
         // A step that only fetches has no undo; one with an undo has changed the package sources.
         Some(StepType::Stage) => step.undo.is_some(),
         Some(
-            StepType::Preflight | StepType::ImagePreload | StepType::Snapshot | StepType::Verify,
+            StepType::Preflight
+            | StepType::ImagePreload
+            | StepType::OsPackagesStage
+            | StepType::Snapshot
+            | StepType::Verify,
         )
         | None => false,
         Some(
             StepType::OsImageStage
+            | StepType::OsPackagesInstall
+            | StepType::RebootIfRequired
             | StepType::KubeadmInstall
             | StepType::KubeadmUpgrade
             | StepType::EtcdUpgrade

@@ -39,6 +39,13 @@ pub(crate) fn stub<'a>(name: &'a str, version: &'a str) -> Stub<'a> {
     Stub { name, version, ..Stub::default() }
 }
 
+impl<'a> Stub<'a> {
+    /// Its name.
+    pub(crate) fn name(&self) -> &'a str {
+        self.name
+    }
+}
+
 impl World {
     /// An empty host, or `None` if apt is not installed.
     pub(crate) fn new() -> Option<Self> {
@@ -164,6 +171,20 @@ impl World {
                 .unwrap();
         }
         fs::write(self.path(directory).join("Packages"), index).unwrap();
+    }
+
+    /// Makes a repository one of this suite, with this label.
+    pub(crate) fn release(&self, directory: &str, suite: &str, label: &str) {
+        let directory = self.path(directory);
+        let sums = Command::new("sha256sum").arg(directory.join("Packages")).output().unwrap();
+        let sums = String::from_utf8(sums.stdout).unwrap();
+        let sum = sums.split(' ').next().unwrap();
+        let size = fs::metadata(directory.join("Packages")).unwrap().len();
+        let release = format!(
+            "Origin: Test\nLabel: {label}\nSuite: {suite}\nVersion: 12\nDate: Thu, 01 Jan 2026 00:00:00 UTC\n\
+             SHA256:\n {sum} {size} Packages\n"
+        );
+        fs::write(directory.join("Release"), release).unwrap();
     }
 
     pub(crate) fn source(&self, name: &str, directory: &str) {

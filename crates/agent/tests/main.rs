@@ -9,6 +9,7 @@ mod common;
 mod dnf;
 mod documented_traps;
 mod journal;
+mod os_packages;
 mod rpm_repair;
 mod served;
 mod undo;

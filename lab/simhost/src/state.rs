@@ -243,6 +243,7 @@ impl HostState {
             package_driver: Some(PackageDriver::Apt),
             certificates: BTreeMap::new(),
             certificates_end: self.certificates_end.map(Time),
+            reboot_required: self.boot_required().map(str::to_owned),
             unread: Vec::new(),
         }
     }
@@ -271,7 +272,9 @@ impl HostState {
         }
         let hangs = self.troubles.take_hang(&job.step);
         let fails = self.take_fault(&job.step) || hangs;
-        let usual = self.takes(duration(&self.node, &job.command));
+        let boots = self.boots_for(&job.command);
+        let as_if = if boots { HostStep::Reboot {}.into() } else { job.command.clone() };
+        let usual = self.takes(duration(&self.node, &as_if));
         let ends = now + self.troubles.stretched(&job.step, job.timeout_seconds, usual, hangs);
         match job.command {
             Command::Step(HostStep::KubeadmUpgrade { .. }) => self.save_config(&job.plan),
@@ -280,7 +283,7 @@ impl HostState {
             {
                 self.kubelet_up_at = ends;
             }
-            Command::Step(HostStep::Reboot {}) if !fails => {
+            _ if boots && !fails => {
                 self.down_until = Some(ends);
                 self.kubelet_up_at = ends + self.takes(KUBELET_AFTER_BOOT);
                 self.static_pods_start();
@@ -371,13 +374,14 @@ impl HostState {
     fn boot(&mut self) -> Change {
         self.down_until = None;
         for unit in std::mem::take(&mut self.units).into_values() {
-            if matches!(unit.command, Command::Step(HostStep::Reboot {})) && !unit.fails {
+            if self.boots_for(&unit.command) && !unit.fails {
                 self.succeeded.insert(unit.title);
             }
         }
         self.boots += 1;
         self.boot_id = boot_id(&self.node, self.boots);
         self.boot_os();
+        self.boot_packages();
         self.start_kubelet();
         Change::Booted
     }
@@ -492,7 +496,9 @@ fn boot_id(node: &str, boots: u32) -> String {
 pub fn duration(node: &str, command: &Command) -> SignedDuration {
     let (least, spread) = match command {
         Command::Step(HostStep::Preflight { .. }) => (4, 3),
-        Command::Step(HostStep::Stage { .. } | HostStep::ImagePreload { .. }) => (20, 11),
+        Command::Step(
+            HostStep::Stage { .. } | HostStep::ImagePreload { .. } | HostStep::OsPackagesStage(_),
+        ) => (20, 11),
         Command::Step(HostStep::Snapshot {} | HostStep::KubeadmInstall { .. }) => (7, 3),
         Command::Step(HostStep::OsImageStage { .. }) => (60, 20),
         Command::Step(HostStep::OsImageFinalize { .. } | HostStep::OsImageCommit { .. })
@@ -502,9 +508,10 @@ pub fn duration(node: &str, command: &Command) -> SignedDuration {
         Command::Step(
             HostStep::KubeletInstall { .. }
             | HostStep::KubectlInstall { .. }
-            | HostStep::ContainerRuntimeInstall { .. },
+            | HostStep::ContainerRuntimeInstall { .. }
+            | HostStep::OsPackagesInstall(_),
         )
-        | Command::Undo(Undo::Packages { .. }) => (9, 3),
+        | Command::Undo(Undo::Packages { .. } | Undo::OsPackages) => (9, 3),
         Command::Step(HostStep::CertificatesRenew(_) | HostStep::EtcdUpgrade(_)) => (40, 10),
         Command::Step(HostStep::UnitActions(_) | HostStep::Commands(_))
         | Command::Undo(Undo::Units(_)) => (6, 3),
@@ -512,6 +519,7 @@ pub fn duration(node: &str, command: &Command) -> SignedDuration {
         Command::Step(HostStep::Reboot {}) => (55, 11),
         Command::Step(
             HostStep::Verify { .. }
+            | HostStep::RebootIfRequired {}
             | HostStep::Files(_)
             | HostStep::KeysRevoke(_)
             | HostStep::Ntp(_)

@@ -83,7 +83,9 @@ impl Troubles {
     /// The error that a writing command reports on a full disk.
     pub(super) fn no_space(&self, command: &Command) -> Option<String> {
         let directory = match command {
-            Command::Step(HostStep::Stage { .. }) => "/var/cache/apt/archives",
+            Command::Step(HostStep::Stage { .. } | HostStep::OsPackagesStage(_)) => {
+                "/var/cache/apt/archives"
+            }
             Command::Step(HostStep::Snapshot {} | HostStep::OsImageStage { .. }) => {
                 "/var/lib/refit"
             }
@@ -98,9 +100,10 @@ impl Troubles {
                 HostStep::KubeadmInstall { .. }
                 | HostStep::KubeletInstall { .. }
                 | HostStep::KubectlInstall { .. }
-                | HostStep::ContainerRuntimeInstall { .. },
+                | HostStep::ContainerRuntimeInstall { .. }
+                | HostStep::OsPackagesInstall(_),
             )
-            | Command::Undo(Undo::Packages { .. }) => "/usr/bin",
+            | Command::Undo(Undo::Packages { .. } | Undo::OsPackages) => "/usr/bin",
             Command::Step(
                 HostStep::Preflight { .. }
                 | HostStep::KubeadmUpgrade { .. }
@@ -112,6 +115,7 @@ impl Troubles {
                 | HostStep::OsImageCommit { .. }
                 | HostStep::KubeletRestart {}
                 | HostStep::Reboot {}
+                | HostStep::RebootIfRequired {}
                 | HostStep::Verify { .. },
             )
             | Command::Undo(

@@ -57,8 +57,17 @@ impl HostState {
     pub fn look(&self, job: &Job, since: &Since) -> Evidence {
         match &job.command {
             Command::Step(
-                HostStep::Preflight { .. } | HostStep::Stage { .. } | HostStep::Snapshot {},
+                HostStep::Preflight { .. }
+                | HostStep::Stage { .. }
+                | HostStep::OsPackagesStage(_)
+                | HostStep::Snapshot {},
             ) => Evidence::Done,
+            Command::Step(HostStep::OsPackagesInstall(_)) => self.os_packages_installed(),
+            Command::Undo(Undo::OsPackages) => self.os_packages_restored(),
+            Command::Step(HostStep::RebootIfRequired {}) => {
+                let is_done = self.boot_id != since.boot_id || self.succeeded.contains(&title(job));
+                Evidence::from_check(is_done, || "the host has not rebooted".to_owned())
+            }
             Command::Step(HostStep::KubeadmInstall { version, .. }) => {
                 self.has_package("kubeadm", version)
             }
@@ -201,6 +210,12 @@ impl HostState {
                 self.root.insert(format!("{FETCHED}{version}"), PACKAGES.join(" "));
                 Ok(format!("{} fetched", PACKAGES.join(", ")))
             }
+            Command::Step(HostStep::OsPackagesStage(args)) => Ok(self.stage_os_packages(args)),
+            Command::Step(HostStep::OsPackagesInstall(_)) => self.install_os_packages(),
+            Command::Undo(Undo::OsPackages) => Ok(self.restore_os_packages()),
+            Command::Step(HostStep::RebootIfRequired {}) if self.boot_required().is_none() => {
+                Ok("the packages need no boot".to_owned())
+            }
             Command::Step(HostStep::Snapshot {}) => {
                 let manifests: Vec<String> =
                     CONTROL_PLANE.into_iter().filter_map(|c| self.static_pod_image(c)).collect();
@@ -300,7 +315,9 @@ impl HostState {
                 Ok(String::new())
             }
             // Only a reboot that was made to fail gets here: all others end in a boot.
-            Command::Step(HostStep::Reboot {}) => Err("the host did not shut down".to_owned()),
+            Command::Step(HostStep::Reboot {} | HostStep::RebootIfRequired {}) => {
+                Err("the host did not shut down".to_owned())
+            }
             Command::Step(HostStep::Verify { version }) => {
                 self.verify(version.as_ref())?;
                 Ok(format!("kubelet {} is running", self.kubelet_version))

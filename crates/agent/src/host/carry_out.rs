@@ -17,7 +17,7 @@ use refit_kinds::{
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Command, Evidence, Program, Site, Undo, bundle, commands,
+    Command, Evidence, Program, Site, Undo, boot, bundle, commands,
     files::{
         self,
         atomic::{self, Access},
@@ -159,7 +159,13 @@ async fn run_step(
             }
             images::preload(site, version.as_ref(), images).await
         }
+        HostStep::OsPackagesStage(args) => packages::os::stage(site, plan, args).await,
         HostStep::Snapshot {} => snapshot::take(site, plan).await,
+        HostStep::OsPackagesInstall(args) => {
+            packages::os::install(site, plan, args).await?;
+            require_done(&packages::os::installed(site, plan).await?)?;
+            boot::note_required(site, plan, args.reboot).await
+        }
         HostStep::KubeadmInstall { version, packages }
         | HostStep::KubectlInstall { version, packages } => {
             install(site, plan, &kubernetes_packages(step, version, packages)?).await
@@ -216,6 +222,9 @@ async fn run_step(
         }
         HostStep::KubeletRestart {} => restart_kubelet(site).await,
         HostStep::Reboot {} => reboot::reboot(site, Patience::USUAL).await,
+        HostStep::RebootIfRequired {} => {
+            boot::reboot_if_required(site, plan, Patience::USUAL).await
+        }
         HostStep::Verify { version } => {
             running::wait(site, version.as_ref(), running::VERIFY).await
         }
@@ -235,6 +244,10 @@ async fn roll_back(site: &Site, job: &JobFile, undo: &Undo) -> Result<(), WorkEr
                 runtime::restart_if_replaced(site).await?;
             }
             require_done(&packages::compare_restored(&manager.installed().await?, packages))
+        }
+        Undo::OsPackages => {
+            packages::os::restore(site, plan).await?;
+            require_done(&packages::os::is_restored(site, plan).await?)
         }
         Undo::Configuration => {
             snapshot::put_back(site, plan)?;

@@ -25,6 +25,8 @@ pub enum Undo {
         /// Versions in the form of the package manager, by package name.
         packages: BTreeMap<String, String>,
     },
+    /// Restores the packages of the operating system that the plan has changed, as its snapshot has them.
+    OsPackages,
     /// Restores static pod manifests and the kubelet's configuration from the plan's snapshot.
     Configuration,
     /// Restores the files of a step, and with them the host's package sources.
@@ -68,6 +70,7 @@ impl Command {
             Self::Step(step) => StepType::from(step).id(),
             Self::Undo(undo) => match undo {
                 Undo::Packages { .. } => "restore-packages",
+                Undo::OsPackages => "restore-os-packages",
                 Undo::Configuration => "restore-configuration",
                 Undo::Files { .. } => "restore-files",
                 Undo::OsImage { .. } => "restore-os-image",
@@ -87,6 +90,7 @@ impl Command {
         match self {
             Self::Step(step) => step.rules().into(),
             Self::Undo(Undo::Packages { .. }) => undo(1200, StepEvidence::Both),
+            Self::Undo(Undo::OsPackages) => undo(3600, StepEvidence::Both),
             Self::Undo(Undo::Configuration) => undo(300, StepEvidence::Mark),
             Self::Undo(Undo::Files { .. }) => undo(300, StepEvidence::Both),
             Self::Undo(Undo::OsImage { .. }) => undo(900, StepEvidence::Host),

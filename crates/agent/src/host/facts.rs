@@ -17,6 +17,8 @@ pub enum Fact {
     OsImage,
     /// Versions of the installed packages.
     Packages,
+    /// Why the host must boot.
+    RebootRequired,
 }
 
 impl Fact {
@@ -56,6 +58,7 @@ pub(crate) fn merged(mut now: HostFacts, last: &HostFacts) -> HostFacts {
             Fact::BootId => now.boot_id.clone_from(&last.boot_id),
             Fact::OsImage => now.os_image.clone_from(&last.os_image),
             Fact::Packages => now.packages.clone_from(&last.packages),
+            Fact::RebootRequired => now.reboot_required.clone_from(&last.reboot_required),
         }
     }
     now
@@ -86,6 +89,7 @@ mod tests {
             boot_id: "boot-1".to_owned(),
             os_image: "os-1".to_owned(),
             packages: BTreeMap::from([("kubelet".to_owned(), "1.34.2-1.1".to_owned())]),
+            reboot_required: Some("a newer kernel is installed".to_owned()),
             ..HostFacts::default()
         }
     }
@@ -103,11 +107,11 @@ mod tests {
             }
             HostFacts { unread: unread.into_list(), ..HostFacts::default() }
         };
-        let none_read = [Fact::KubeletVersion, Fact::BootId, Fact::OsImage, Fact::Packages];
+        let none_read = <[Fact; 5]>::try_from(<Fact as strum::VariantArray>::VARIANTS).unwrap();
         let kept = merged(nothing(&none_read), &all());
         assert_eq!(HostFacts { unread: Vec::new(), ..kept.clone() }, all());
         let names: Vec<&str> = kept.unread.iter().map(|unread| &*unread.fact).collect();
-        assert_eq!(names, ["kubeletVersion", "bootID", "osImage", "packages"]);
+        assert_eq!(names, ["kubeletVersion", "bootID", "osImage", "packages", "rebootRequired"]);
         for fact in none_read {
             let error = check(&kept, fact).unwrap_err().to_string();
             assert!(error.contains(fact.name()) && error.contains("/x"), "{error}");

@@ -8,7 +8,7 @@ use refit_kinds::{
 };
 
 use super::{
-    Command, Evidence, HostError, Job, Since, Site, Undo,
+    Command, Evidence, HostError, Job, Since, Site, Undo, boot,
     carry_out::{PackageSet, extra_packages, kubernetes_packages, manager, mark_path},
     files::{self, keep},
     kubeadm::{MANIFESTS, etcd, static_pods_at},
@@ -43,6 +43,10 @@ pub(crate) async fn look(
             return Ok(runs(site, running().await?, version.as_ref()));
         }
         Command::Step(HostStep::Reboot {}) => return booted(since),
+        Command::Step(HostStep::RebootIfRequired {}) => {
+            let is_marked = mark_path(site, &job.unit).exists();
+            return boot::shows(site, &job.plan, is_marked, since);
+        }
         Command::Step(step) => step_shows(site, &job.plan, step).await,
         Command::Undo(undo) => undo_shows(site, &job.plan, undo).await,
     };
@@ -54,6 +58,7 @@ async fn step_shows(site: &Site, plan: &str, step: &HostStep) -> Result<Evidence
     let trident = TridentCli::new(site);
     let os = |image| OsImage::new(site, &trident, plan, image);
     match step {
+        HostStep::OsPackagesInstall(_) => packages::os::installed(site, plan).await,
         HostStep::KubeadmInstall { version, packages }
         | HostStep::KubectlInstall { version, packages } => {
             installed(site, &kubernetes_packages(step, version, packages)?).await
@@ -82,6 +87,8 @@ async fn step_shows(site: &Site, plan: &str, step: &HostStep) -> Result<Evidence
         // Proven by their marks, or checked by the caller.
         HostStep::Preflight { .. }
         | HostStep::Stage { .. }
+        | HostStep::OsPackagesStage(_)
+        | HostStep::RebootIfRequired {}
         | HostStep::ImagePreload { .. }
         | HostStep::Snapshot {}
         | HostStep::CertificatesRenew(_)
@@ -97,6 +104,7 @@ async fn step_shows(site: &Site, plan: &str, step: &HostStep) -> Result<Evidence
 async fn undo_shows(site: &Site, plan: &str, undo: &Undo) -> Result<Evidence, WorkError> {
     match undo {
         Undo::Packages { packages } => restored(site, packages).await,
+        Undo::OsPackages => packages::os::is_restored(site, plan).await,
         Undo::Files { step } => keep::is_back(site, plan, step).map(|other| {
             let path = other.clone().unwrap_or_default();
             Evidence::from_check(other.is_none(), || format!("{path} was not restored"))
@@ -109,7 +117,8 @@ async fn undo_shows(site: &Site, plan: &str, undo: &Undo) -> Result<Evidence, Wo
     }
 }
 
-fn booted(since: &Since) -> Result<Evidence, HostError> {
+/// Whether the host has booted since a step started.
+pub(super) fn booted(since: &Since) -> Result<Evidence, HostError> {
     let now = fs::read_to_string(BOOT_ID)
         .map_err(|source| HostError::File { path: BOOT_ID.to_owned(), source })?;
     Ok(Evidence::from_check(now.trim() != since.boot_id, || "the host has not rebooted".to_owned()))

@@ -10,10 +10,11 @@
 //! | `packages` | apt, dnf, tarballs |
 //! | `kubeadm`, `kubelet`, `kubelet_fetched`, `kubelet_probe`, `running`, `snapshot` | Kubernetes itself |
 //! | `trident` | OS images |
-//! | `reboot` | rebooting between the work of other programs |
+//! | `reboot`, `boot` | rebooting between the work of other programs, and only if that is required |
 //! | `files`, `ntp`, `units`, `commands`, `images`, `runtime`, [`bundle`] | everything else |
 //! | `site`, `program` | the drivers' view of the host: directories, programs, a log |
 
+mod boot;
 pub mod bundle;
 mod carry_out;
 mod command;

@@ -23,6 +23,7 @@ use rustix::{
 
 use super::{
     CONTROL_PLANE, Evidence, Host, HostError, Invocation, Job, Program, Since, Site, UnitState,
+    boot,
     carry_out::{JobFile, mark_path},
     facts::{Fact, Unread},
     files::atomic::{self, Access},
@@ -56,6 +57,8 @@ pub struct RealHost {
     namespace: String,
     /// What no plan may write.
     own: OwnPaths,
+    /// Whether the host must boot, as it was found last, with what that rested on.
+    boot_required: Arc<Mutex<Option<(boot::Basis, Option<String>)>>>,
     /// The last known version of the kubelet, with the program file that it belongs to.
     kubelet_versions: Arc<Mutex<Option<(FileIdentity, KubernetesVersion)>>>,
 }
@@ -72,6 +75,7 @@ impl RealHost {
             kubeconfig: PathBuf::new(),
             namespace: String::new(),
             own: OwnPaths::default(),
+            boot_required: Arc::default(),
             kubelet_versions: Arc::default(),
         }
     }
@@ -174,6 +178,20 @@ impl RealHost {
         Ok(Some(version))
     }
 
+    /// Why the host must boot. It is looked for only if packages have changed, so that an idle agent starts no processes.
+    async fn boot_required(&self) -> Result<Option<String>, HostError> {
+        let basis = boot::basis(&self.site);
+        let cache = || self.boot_required.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((known, why)) = &*cache()
+            && *known == basis
+        {
+            return Ok(why.clone());
+        }
+        let why = boot::required(&self.site).await.map_err(of_work)?;
+        *cache() = Some((basis, why.clone()));
+        Ok(why)
+    }
+
     async fn packages(&self) -> Result<BTreeMap<String, String>, HostError> {
         let Ok(manager) = Packages::of(&self.site, PackageDriver::Auto) else {
             return Ok(BTreeMap::new());
@@ -260,6 +278,7 @@ impl Host for RealHost {
                 boot_id: unread.or_note(Fact::BootId, read(BOOT_ID)).trim().to_owned(),
                 os_image: unread.or_note(Fact::OsImage, os_release),
                 packages: unread.or_note(Fact::Packages, self.packages().await),
+                reboot_required: unread.or_note(Fact::RebootRequired, self.boot_required().await),
                 static_pods: self.static_pods(),
                 package_driver: packages::detect(&self.site),
                 certificates: certificates::not_renewed(&self.site),

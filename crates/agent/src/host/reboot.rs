@@ -31,11 +31,11 @@ const LOCKS: [&str; 4] = [
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Patience {
     /// Longest wait for locks and inhibitors of others.
-    most: Duration,
+    pub(super) most: Duration,
     /// Time between two attempts, in which no lock is held.
-    poll: Duration,
+    pub(super) poll: Duration,
     /// How long the locks are held after systemd has accepted the reboot; the shutdown ends it.
-    hold: Duration,
+    pub(super) hold: Duration,
 }
 
 impl Patience {

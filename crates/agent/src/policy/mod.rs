@@ -341,6 +341,9 @@ fn sources(step: &HostStep) -> Vec<&str> {
             (None, Some(os_image))
         }
         HostStep::Preflight { .. }
+        | HostStep::OsPackagesStage(_)
+        | HostStep::OsPackagesInstall(_)
+        | HostStep::RebootIfRequired {}
         | HostStep::Snapshot {}
         | HostStep::KubeadmInstall { .. }
         | HostStep::KubeadmUpgrade { .. }

@@ -30,7 +30,7 @@ use crate::report::{Hold, Refusal};
 /// to be stopped?        -> stop the host, then Stopped
 /// no plan on the host   -> checks, slot (control plane), role, plan with gate Stage
 /// gate Stage            -> staged? spec.until, checks, slot, guard, gate Upgrade
-/// gate Upgrade          -> upgraded? spec.until, cordon, evict, gate Disrupt
+/// gate Upgrade          -> upgraded? spec.until, must the host boot?, cordon, evict, gate Disrupt
 /// gate Disrupt          -> ended? verify, uncordon, Succeeded
 /// ```
 ///
@@ -316,6 +316,9 @@ impl Work<'_> {
         }
         if self.passed() < Gate::Upgrade {
             return self.next_at_work(Phase::Upgrading, Gate::Upgrade);
+        }
+        if let Some(raising) = self.raise_to_boot() {
+            return raising;
         }
         let disruption = self.disruption();
         let phase = if disruption.drains() { Phase::Draining } else { Phase::Upgrading };

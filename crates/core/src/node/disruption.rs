@@ -7,17 +7,20 @@
 //! | Drain, Reboot | yes | yes |
 //!
 //! It is the most of what the parts of the NodeUpdate say and of what the steps on its host need at least
-//! ([`refit_kinds::refit::HostStep::least_disruption`]), and it stands in the HostPlan.
+//! ([`refit_kinds::refit::HostStep::least_disruption`]), and it stands in the HostPlan. It rises to Reboot once the host has
+//! installed packages for which it must boot: what a drain waits for is checked then, before the node is cordoned.
 
 use refit_cluster_api::kinds::Machine;
-use refit_kinds::refit::{Disruption, Role, StepState};
+use refit_kinds::refit::{Disruption, Phase, Role, StepState};
 
 use super::{
     guard,
     snapshot::{ManagementWrite, Write},
+    status::Standing,
     steps::{self, STEP_CORDON, STEP_DRAIN},
     work::Work,
 };
+use crate::report::Refusal;
 
 /// Why the steps of a drain are skipped.
 const PODS_STAY: &str = "pods stay while the machine is updated";
@@ -32,6 +35,27 @@ impl Work<'_> {
         // Which member of a control plane it is makes no difference.
         let role = if self.control_plane() { Role::ControlPlane } else { Role::Worker };
         by_parts.max(self.workers.host.disruption(self.s, role))
+    }
+
+    /// Has the node drained before its host goes on, if the host must boot for the packages that it has installed.
+    pub(super) fn raise_to_boot(&self) -> Option<Standing> {
+        let blocked = |refusal| Standing::blocked(Phase::Upgrading, refusal).again_after(10);
+        if let Some(why) = self.workers.host.boot_unknown() {
+            let node = self.status.node_name.clone();
+            return Some(blocked(Refusal::HostUnreadable { node, why }));
+        }
+        let (why, raise) = self.workers.host.raise()?;
+        let drains_anyway = self.disruption().drains();
+        let preflight = self.preflight().filter(|_| !drains_anyway);
+        let budget =
+            preflight.and_then(|one| one.of_drain(&self.s.drain.policy).refusal_to_drain());
+        Some(budget.map_or_else(
+            || {
+                let line = format!("the host must reboot, so the node is drained first: {why}");
+                Standing::new(Phase::Upgrading, line).write(Some(raise))
+            },
+            blocked,
+        ))
     }
 
     /// A disturbed machine holds a slot and carries the guard, even if something else removed them.

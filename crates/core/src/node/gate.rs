@@ -52,21 +52,22 @@ pub fn requires_live_read(s: &Snapshot, decision: &Decision) -> bool {
     disturbs || may_miss || ends(&decision.status) && !has_ended
 }
 
-/// Whether a write claims a slot for a machine whose node will be drained, and it was not read yet whether
-/// budgets let its pods go. Like the reads above, it is made right before the write.
+/// Whether a write claims a slot for a machine whose node will be drained, or raises its plan to a drain, and it was not read
+/// yet whether budgets let its pods go. Like the reads above, it is made right before the write.
 pub fn requires_drain_ahead(s: &Snapshot, decision: &Decision, now: Timestamp) -> bool {
     let Workload::Seen(seen) = &s.workload else {
         return false;
     };
-    let claims = matches!(&decision.write, Some(Write::Management(ManagementWrite::ClaimSlot(_))));
     let status = decision.status.clone();
-    let is_undisturbed = status.phase.is_undisturbed();
-    claims
-        && is_undisturbed
-        && seen.ahead.is_none()
-        && Work::new(s, seen, status, now)
-            .preflight()
-            .is_some_and(|preflight| preflight.waits_for_budgets())
+    let claims = matches!(&decision.write, Some(Write::Management(ManagementWrite::ClaimSlot(_))))
+        && status.phase.is_undisturbed();
+    let raises = matches!(&decision.write, Some(Write::HostPlan(spec)) if s.host_as_seen().raises_to_drain(spec));
+    let is_due = (claims || raises) && seen.ahead.is_none();
+    let work = is_due.then(|| Work::new(s, seen, status, now));
+    work.as_ref().and_then(Work::preflight).is_some_and(|preflight| {
+        let preflight = if raises { preflight.of_drain(&s.drain.policy) } else { preflight };
+        preflight.waits_for_budgets()
+    })
 }
 
 /// Whether a write begins with a machine whose group has health gates, and they are not known to be open. Like the reads
@@ -97,7 +98,8 @@ fn begins(s: &Snapshot, write: &Write) -> bool {
 
 /// Whether the update waits for a budget before its node is drained: it is decided on what is read now.
 pub fn awaits_budget(status: &NodeUpdateStatus) -> bool {
-    is_undisturbed_and_waits(status, RefusalReason::PodDisruptionBudget)
+    waits(status, RefusalReason::PodDisruptionBudget)
+        && (status.phase.is_undisturbed() || status.phase == Phase::Upgrading)
 }
 
 /// Whether the update of a control plane machine waits for Cluster API to request it. It holds no slot, and other
@@ -107,9 +109,12 @@ pub fn awaits_request(status: &NodeUpdateStatus) -> bool {
 }
 
 fn is_undisturbed_and_waits(status: &NodeUpdateStatus, reason: RefusalReason) -> bool {
+    status.phase.is_undisturbed() && waits(status, reason)
+}
+
+fn waits(status: &NodeUpdateStatus, reason: RefusalReason) -> bool {
     let mut blockers = status.blocked_by.iter();
-    status.phase.is_undisturbed()
-        && blockers.any(|blocker| Reason::of(&blocker.reason) == Some(Reason::Update(reason)))
+    blockers.any(|blocker| Reason::of(&blocker.reason) == Some(Reason::Update(reason)))
 }
 
 /// Whether a write creates a plan. Its steps follow from the HostSettings of the namespace and run as
@@ -179,7 +184,7 @@ pub(super) fn nothing_to_do() -> Standing {
         "NothingToDo",
         "the goal asks for nothing on this host: it has neither a Kubernetes version for kubeadm, nor an OS image, nor \
          certificates, nor a change of its KubeadmConfig, nor HostSettings with files, time servers, kubelet flags, a container \
-         runtime or an OS image",
+         runtime, an OS image or OS packages",
     )
 }
 

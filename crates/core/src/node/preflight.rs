@@ -173,6 +173,16 @@ impl<'a> Preflight<'a> {
         self.first(|check| check.at() == Point::Prepare || check == Check::NodeReady)
     }
 
+    /// The same machine, if its node is drained although that was not certain when its slot was claimed.
+    pub(super) fn of_drain(self, policy: &'a DrainPolicy) -> Self {
+        Self { drain: Some(policy), begun: Begun::No, ..self }
+    }
+
+    /// Why the drain would not get far.
+    pub(super) fn refusal_to_drain(&self) -> Option<Refusal> {
+        self.first(|check| check == Check::Budgets)
+    }
+
     /// The same for the checks of one point only.
     pub(super) fn refusal_at(&self, point: Point) -> Option<Refusal> {
         self.first(|check| check.at() == point)

@@ -7,6 +7,7 @@
 //! | `kubelet` | `kubelet-flags` or `kubelet-install` | applied, and the kubelet is restarted |
 //! | `containerRuntime` | `container-runtime-install` | applied |
 //! | `osImage` | `os-image-finalize` | applied, and the host reboots |
+//! | `osPackages` | `os-packages-install` | applied, and the host reboots if it must |
 //! | `packages`, `bundle`, `limits` | | how the others are applied: a change of these alone is none of the host |
 //! | `kubeadm`, `images`, `certificates` | | only in an upgrade |
 
@@ -19,19 +20,20 @@ use serde_json::{Value, json};
 use super::{KubeletArgs, PlanSettings, StepType, hash_json};
 
 /// sha256 of each of the settings that a host has, in hex, by the name of its field in HostSettings: `files`, `ntp`,
-/// `kubelet`, `containerRuntime` and `osImage`.
+/// `kubelet`, `containerRuntime`, `osImage` and `osPackages`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(transparent)]
 pub struct SettingHashes(pub BTreeMap<String, String>);
 
 /// The steps that apply settings to a host.
-const STEPS: [StepType; 6] = [
+const STEPS: [StepType; 7] = [
     StepType::Files,
     StepType::Ntp,
     StepType::KubeletFlags,
     StepType::KubeletInstall,
     StepType::ContainerRuntimeInstall,
     StepType::OsImageFinalize,
+    StepType::OsPackagesInstall,
 ];
 
 /// Whether a step of this id applies settings to a host.
@@ -42,7 +44,8 @@ pub fn applies_settings(step_id: &str) -> bool {
 impl SettingHashes {
     /// Those of the settings that a host gets. What is absent or empty has none.
     pub fn of(settings: &PlanSettings) -> Self {
-        let PlanSettings { files, ntp, kubelet, container_runtime, os_image, .. } = settings;
+        let PlanSettings { files, ntp, kubelet, container_runtime, os_image, os_packages, .. } =
+            settings;
         let kubelet = kubelet.as_ref().filter(|flags| **flags != KubeletArgs::default());
         let runtime = (!container_runtime.is_empty()).then_some(container_runtime);
         let all = [
@@ -51,6 +54,7 @@ impl SettingHashes {
             ("kubelet", json!(kubelet)),
             ("containerRuntime", json!(runtime)),
             ("osImage", json!(os_image)),
+            ("osPackages", json!(os_packages)),
         ];
         let present = all.into_iter().filter(|(_, value)| *value != Value::Null);
         Self(present.map(|(name, value)| (name.to_owned(), hash_json(&value))).collect())
@@ -114,6 +118,9 @@ impl PlanSettings {
         if !wanted("osImage") {
             settings.os_image = None;
         }
+        if !wanted("osPackages") {
+            settings.os_packages = None;
+        }
         settings
     }
 }
@@ -122,7 +129,8 @@ impl PlanSettings {
 mod tests {
     use super::*;
     use crate::refit::{
-        CertificateArgs, FileArgs, KubeletArg, NtpArgs, OsImageArgs, PackageVersion, StepLimits,
+        CertificateArgs, FileArgs, KubeletArg, NtpArgs, OsImageArgs, OsPackageArgs, PackageVersion,
+        StepLimits,
     };
 
     fn everything() -> PlanSettings {
@@ -135,6 +143,7 @@ mod tests {
             }),
             container_runtime: vec![PackageVersion::default()],
             os_image: Some(OsImageArgs::default()),
+            os_packages: Some(OsPackageArgs::default()),
             ..PlanSettings::default()
         }
     }
@@ -148,7 +157,7 @@ mod tests {
         let of = SettingHashes::of;
         assert_eq!(
             names(&of(&everything())),
-            ["containerRuntime", "files", "kubelet", "ntp", "osImage"]
+            ["containerRuntime", "files", "kubelet", "ntp", "osImage", "osPackages"]
         );
         let empty =
             PlanSettings { kubelet: Some(KubeletArgs::default()), ..PlanSettings::default() };

@@ -196,6 +196,10 @@ pub struct HostFacts {
     /// or one cannot be read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub certificates_end: Option<Time>,
+    /// Why the host must boot before all its installed packages are in use; absent if it need not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = MAX_FACT))]
+    pub reboot_required: Option<String>,
     /// The facts that the agent could not read. Above, each has its last known value, or none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(

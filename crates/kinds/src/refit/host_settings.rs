@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use super::{
     BundleRef, CertificateArgs, FileArgs, ImageArgs, KubeadmArgs, KubeletArgs, NtpArgs,
-    OsImageArgs, Owner, PackageArgs, PackageVersion, host_step::one_member,
+    OsImageArgs, OsPackageArgs, Owner, PackageArgs, PackageVersion, host_step::one_member,
 };
 
 /// Settings of the hosts of some owners in one namespace. Agents carry them out as root, so the
@@ -35,6 +35,15 @@ use super::{
 #[x_kube(validation = (
     "!has(self.settings.osImage) || !self.settings.osImage.url.startsWith('bundle:///') || has(self.settings.bundle)",
     "osImage.url is an image of a bundle: set settings.bundle",
+))]
+#[x_kube(validation = (
+    "!has(self.settings.osPackages) || !has(self.settings.osPackages.install) || !has(self.settings.containerRuntime) || !self.settings.osPackages.install.exists(one, self.settings.containerRuntime.exists(other, one.name == other.name))",
+    "osPackages.install names a package of containerRuntime: name it there only, because it is installed on a drained node",
+))]
+// A plan adds the packages of `containerRuntime`.
+#[x_kube(validation = (
+    "!has(self.settings.osPackages) || !has(self.settings.osPackages.exclude) || size(self.settings.osPackages.exclude) <= 128",
+    "osPackages.exclude names more than 128 packages",
 ))]
 pub struct HostSettingsSpec {
     /// The owners whose hosts have these settings. If several objects apply to an owner, the most
@@ -96,6 +105,9 @@ pub struct PlanSettings {
     /// The OS image; absent: the OS is not changed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub os_image: Option<OsImageArgs>,
+    /// Packages of the operating system, installed in place; absent: they are not changed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub os_packages: Option<OsPackageArgs>,
     /// Container images to pull before a node is drained, in addition to kubeadm's own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub images: Option<ImageArgs>,
@@ -194,6 +206,7 @@ mod tests {
                 {"path": "/etc/x", "encoding": "base64", "content": "eA==", "append": false},
             ]},
             "ntp": {"enabled": false},
+            "osPackages": {"install": [{"name": "vim", "version": "*"}], "security": true, "reboot": "IfRequired"},
             "limits": {"stage": {"timeoutSeconds": 7200}},
         }));
         let settings = settings.unwrap().settings;

@@ -13,7 +13,8 @@ use strum::{EnumDiscriminants, IntoStaticStr, VariantArray};
 
 use super::{
     BundleRef, CertificateArgs, CommandArgs, Disruption, EtcdArgs, FileArgs, Gate, ImageArgs,
-    KeyArgs, KubeadmArgs, KubeletArgs, NtpArgs, OsImageArgs, PackageArgs, Role, UnitArgs,
+    KeyArgs, KubeadmArgs, KubeletArgs, NtpArgs, OsImageArgs, OsPackageArgs, PackageArgs, Role,
+    UnitArgs,
 };
 use crate::version::KubernetesVersion;
 
@@ -66,6 +67,8 @@ pub enum HostStep {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         bundle: Option<BundleRef>,
     },
+    /// Finds out which packages of the operating system have to change, and downloads them without installing any.
+    OsPackagesStage(OsPackageArgs),
     /// Writes an OS image to the volumes that are not in use. The next boot does not use it yet.
     OsImageStage {
         /// The image to write.
@@ -76,6 +79,9 @@ pub enum HostStep {
     },
     /// Saves etcd, static pod manifests and the kubelet's configuration.
     Snapshot {},
+    /// Installs the staged packages of the operating system, and finds out whether the host must boot for them. Pods stay,
+    /// but services that the packages restart may be away for a moment.
+    OsPackagesInstall(OsPackageArgs),
     /// Installs the kubeadm package.
     KubeadmInstall {
         /// Version of the package.
@@ -153,6 +159,8 @@ pub enum HostStep {
     KubeletRestart {},
     /// Reboots the host; only checks follow it.
     Reboot {},
+    /// Reboots the host if it has to boot for the installed packages; otherwise it does nothing.
+    RebootIfRequired {},
     /// After the boot: makes the running OS image permanent.
     OsImageCommit {
         /// The running image.
@@ -329,8 +337,11 @@ impl StepType {
             Self::Preflight => (Stage, false, Still, None, QUICK, WORK, AGAIN, Mark, NONE),
             Self::Stage => (Stage, false, Still, Some(Undo::Files), LONG, FETCH, AGAIN, Mark, NONE),
             Self::ImagePreload => (Stage, false, Still, None, LONG, FETCH, AGAIN, Mark, NONE),
+            Self::OsPackagesStage => (Stage, false, Still, None, LONG, FETCH, AGAIN, Mark, NONE),
             Self::OsImageStage => (Stage, false, Still, None, LONG, FETCH, AGAIN, Host, NONE),
             Self::Snapshot => (Stage, false, Still, None, SAVE, WORK, AGAIN, Mark, NONE),
+            // Scripts of packages restart services.
+            Self::OsPackagesInstall => (Upgrade, false, Restart, Some(Undo::Packages), LONG, WORK, AGAIN, Both, NONE),
             Self::KubeadmInstall => (Upgrade, false, Still, Some(Undo::Packages), INSTALL, WORK, AGAIN, Both, KUBEADM),
             Self::KubeadmUpgrade => (Upgrade, false, Restart, Some(Undo::Configuration), LONG, WORK, ONCE, Both, NONE),
             // etcd of a newer version changes its data, which an older one cannot read.
@@ -352,6 +363,8 @@ impl StepType {
             Self::KubectlInstall => (Disrupt, false, Still, Some(Undo::Packages), INSTALL, WORK, AGAIN, Both, KUBECTL),
             Self::KubeletRestart => (Disrupt, true, Restart, Some(Undo::KubeletRestart), QUICK, WORK, ONCE, Mark, NONE),
             Self::Reboot => (Disrupt, true, Reboot, None, REBOOT_SECONDS, WORK, ONCE, Host, NONE),
+            // Whether it disturbs is known only once the packages are installed: the controller then drains the node first.
+            Self::RebootIfRequired => (Disrupt, true, Still, None, REBOOT_SECONDS, WORK, ONCE, Host, NONE),
             Self::OsImageCommit => (Disrupt, false, Still, None, INSTALL, WORK, AGAIN, Host, NONE),
             // A kubelet may take minutes after a boot.
             Self::Verify => (Disrupt, false, Still, None, SETTLE, WORK, AGAIN, Host, NONE),
@@ -411,6 +424,8 @@ impl HostStep {
             units.fault()
         } else if let Self::EtcdUpgrade(etcd) = self {
             etcd.fault()
+        } else if let Self::OsPackagesStage(packages) | Self::OsPackagesInstall(packages) = self {
+            packages.lacks().map(str::to_owned)
         } else {
             None
         }
@@ -426,6 +441,9 @@ impl HostStep {
             | Self::KubectlInstall { packages, .. } => Some(packages),
             Self::Preflight { .. }
             | Self::ImagePreload { .. }
+            | Self::OsPackagesStage(_)
+            | Self::OsPackagesInstall(_)
+            | Self::RebootIfRequired {}
             | Self::OsImageStage { .. }
             | Self::Snapshot {}
             | Self::KubeadmUpgrade { .. }
@@ -457,7 +475,10 @@ impl HostStep {
             Self::Preflight { version }
             | Self::ImagePreload { version, .. }
             | Self::Verify { version } => version.as_ref(),
-            Self::OsImageStage { .. }
+            Self::OsPackagesStage(_)
+            | Self::OsPackagesInstall(_)
+            | Self::RebootIfRequired {}
+            | Self::OsImageStage { .. }
             | Self::Snapshot {}
             | Self::EtcdUpgrade(_)
             | Self::CertificatesRenew(_)

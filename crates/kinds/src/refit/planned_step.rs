@@ -264,6 +264,10 @@ mod tests {
                 "etcdUpgrade: invalid imageTag \"3.6 5\", expected a tag such as 3.6.5-0",
             ),
             (
+                json!({"osPackagesInstall": {"reboot": "Never"}}),
+                "osPackagesInstall: osPackages asks for nothing: name packages in install, or set security",
+            ),
+            (
                 json!({}),
                 "the action is empty: the CRD of HostPlan lacks its member, or the plan is older \
                  than the CRD; let the controller create a new plan",

@@ -348,7 +348,7 @@ impl<'a> Apt<'a> {
     }
 
     /// Fetches new package lists, and returns the warnings: apt-get succeeds if it has to keep the old lists of a source.
-    async fn update(&self, source: &Source) -> Result<String, ProgramError> {
+    pub(super) async fn update(&self, source: &Source) -> Result<String, ProgramError> {
         // The lists of sources that this call leaves out are kept.
         let mut call = self.apt_get(["update", "--option", "APT::Get::List-Cleanup=0"]);
         call.arguments.extend(source.update());
@@ -374,7 +374,11 @@ impl<'a> Apt<'a> {
     }
 
     /// `name=version` for each wanted package, from the package lists.
-    async fn resolve(&self, wants: &[Want], options: &[String]) -> Result<Vec<String>, WorkError> {
+    pub(super) async fn resolve(
+        &self,
+        wants: &[Want],
+        options: &[String],
+    ) -> Result<Vec<String>, WorkError> {
         let mut names = Vec::new();
         for want in wants {
             let mut call = self.site.call(Program::AptCache, ["madison", &want.name]);
@@ -404,7 +408,7 @@ impl<'a> Apt<'a> {
         Ok(names)
     }
 
-    async fn mark(&self, verb: &str, names: &[&str]) -> Result<(), WorkError> {
+    pub(super) async fn mark(&self, verb: &str, names: &[&str]) -> Result<(), WorkError> {
         if names.is_empty() {
             return Ok(());
         }

@@ -129,13 +129,13 @@ pub(super) async fn keep_old(apt: &Apt<'_>, wants: &[Want], installed: &BTreeMap
         site.log_and_go_on(&format!("cannot create {}: {error}", new.display()));
         return;
     }
+    prune(site, &directory, installed);
     let old: Vec<(&str, &str)> = wants
         .iter()
         .filter_map(|want| Some((want, installed.get(&want.name)?)))
         .filter(|(want, version)| !want.version.matches(version))
         .map(|(want, version)| (want.name.as_str(), version.as_str()))
         .collect();
-    prune(site, &directory, &old);
     for (name, version) in old {
         if kept(site, name, version).is_some() {
             continue;
@@ -184,16 +184,14 @@ fn take_in(new: &Path, directory: &Path) -> Result<(), WorkError> {
 }
 
 /// Removes kept files of versions that are no longer installed.
-fn prune(site: &Site, directory: &Path, old: &[(&str, &str)]) {
-    let needed: Vec<PathBuf> =
-        old.iter().filter_map(|(name, version)| find(directory, name, version)).collect();
-    if old.is_empty() {
-        return;
-    }
+fn prune(site: &Site, directory: &Path, installed: &BTreeMap<String, String>) {
     for path in package_files(directory, "deb").unwrap_or_default() {
-        if !needed.contains(&path)
-            && let Err(error) = fs::remove_file(&path)
-        {
+        let file = path.file_name().unwrap_or_default().to_string_lossy();
+        let mut parts = file.split('_');
+        let (name, version) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
+        let is_installed =
+            installed.get(name).is_some_and(|now| now.replace(':', "%3a") == version);
+        if !is_installed && let Err(error) = fs::remove_file(&path) {
             site.log_and_go_on(&format!("cannot remove {}: {error}", path.display()));
         }
     }

@@ -68,9 +68,11 @@ pub(super) enum Work<'a> {
 /// dnf and rpm of a host.
 #[derive(Clone, Debug)]
 pub struct Dnf<'a> {
-    site: &'a Site,
-    flavour: Flavour,
+    pub(super) site: &'a Site,
+    pub(super) flavour: Flavour,
     version_lock: bool,
+    /// Packages that no transaction changes.
+    pub(super) excluded: Vec<String>,
 }
 
 impl PartialEq for Dnf<'_> {
@@ -98,6 +100,7 @@ impl<'a> Dnf<'a> {
             flavour: *flavour,
             version_lock: *flavour != Flavour::Tdnf
                 && VERSION_LOCK.iter().any(|path| site.path(path).exists()),
+            excluded: Vec::new(),
         })
     }
 
@@ -313,6 +316,7 @@ impl<'a> Dnf<'a> {
         if let Some(option) = self.without_excludes(&sections, wants) {
             add(option);
         }
+        self.excluded.iter().map(|name| format!("--exclude={name}")).for_each(&mut add);
         if self.flavour != Flavour::Tdnf {
             // No package is removed for it, and weak dependencies are not installed.
             add("--setopt=install_weak_deps=False".to_owned());
@@ -390,7 +394,7 @@ impl<'a> Dnf<'a> {
         (!ids.is_empty()).then_some(option)
     }
 
-    fn dnf<const N: usize>(&self, arguments: [&str; N]) -> Invocation {
+    pub(super) fn dnf<const N: usize>(&self, arguments: [&str; N]) -> Invocation {
         let program = match self.flavour {
             Flavour::Dnf4 => Program::Dnf,
             Flavour::Dnf5 => Program::Dnf5,

@@ -15,7 +15,7 @@ fn call(flavour: Flavour, source: Source<'_>, work: Work<'_>) -> String {
     fs::create_dir_all(&repositories).unwrap();
     let text = "[base]\ngpgcheck=1\nexclude=vim\n[satellite-k8s]\nexclude=kubeadm\n";
     fs::write(repositories.join("redhat.repo"), text).unwrap();
-    let dnf = Dnf { site: &site, flavour, version_lock: false };
+    let dnf = Dnf { site: &site, flavour, version_lock: false, excluded: Vec::new() };
     let wants = [Want::kubernetes("kubeadm", &version())];
     dnf.transaction("install", source, &wants, work).to_string()
 }
@@ -75,7 +75,8 @@ async fn tdnf_installs_a_fetched_package_only_if_rpm_finds_its_signature_valid()
     let repositories = site.path("/etc/yum.repos.d");
     fs::create_dir_all(&repositories).unwrap();
     let repository = repositories.join("kubernetes.repo");
-    let dnf = Dnf { site: &site, flavour: Flavour::Tdnf, version_lock: false };
+    let dnf =
+        Dnf { site: &site, flavour: Flavour::Tdnf, version_lock: false, excluded: Vec::new() };
     let wants = [Want::kubernetes("kubeadm", &version())];
     for (answer, gpgcheck, used) in [
         ("digests signatures OK", 1, true),
@@ -166,7 +167,8 @@ async fn locks_are_back_whatever_becomes_of_the_installation() {
     };
     for work in ["true", "exit 1"] {
         let (directory, site) = with_locks(locked, work);
-        let dnf = Dnf { site: &site, flavour: Flavour::Dnf4, version_lock: true };
+        let dnf =
+            Dnf { site: &site, flavour: Flavour::Dnf4, version_lock: true, excluded: Vec::new() };
         let fetched = dnf.fetch(&order).await;
         assert_eq!(fetched.is_ok(), work == "true");
         assert_eq!(locks(&directory), ["containerd.io", "kubeadm"], "{work}");
@@ -180,7 +182,7 @@ async fn locks_are_back_whatever_becomes_of_the_installation() {
 async fn a_list_of_locks_that_cannot_be_read_stops_dnf_before_the_transaction() {
     let (directory, site) = with_locks("kubeadm-0:1.34.2-1.*\n", "touch $0.changed");
     fs::remove_file(directory.path().join("locks")).unwrap();
-    let dnf = Dnf { site: &site, flavour: Flavour::Dnf4, version_lock: true };
+    let dnf = Dnf { site: &site, flavour: Flavour::Dnf4, version_lock: true, excluded: Vec::new() };
     let from = PackageArgs::default();
     let order =
         Order { plan: "p", from: &from, wants: vec![Want::kubernetes("kubeadm", &version())] };
@@ -192,7 +194,7 @@ async fn a_list_of_locks_that_cannot_be_read_stops_dnf_before_the_transaction() 
 #[tokio::test]
 async fn a_rollback_leaves_no_new_lock() {
     let (directory, site) = with_locks("", "true");
-    let dnf = Dnf { site: &site, flavour: Flavour::Dnf4, version_lock: true };
+    let dnf = Dnf { site: &site, flavour: Flavour::Dnf4, version_lock: true, excluded: Vec::new() };
     let from = PackageArgs::default();
     let order =
         Order { plan: "p", from: &from, wants: vec![Want::kubernetes("kubeadm", &version())] };
@@ -229,7 +231,7 @@ async fn a_program_of_a_fetched_package_runs_only_if_the_signature_is_verified()
         let mut host = ScriptedHost::with_directories(&["/etc/yum.repos.d"]);
         host.write("/etc/yum.repos.d/k.repo", format!("[kubernetes]\ngpgcheck={gpgcheck}\n"));
         host.script(Program::Rpm, checked);
-        let dnf = Dnf { site: &host.site, flavour, version_lock: false };
+        let dnf = Dnf { site: &host.site, flavour, version_lock: false, excluded: Vec::new() };
         let found = dnf.check_before_run(Path::new("/k.rpm")).await;
         assert_eq!(found.is_ok(), expected, "{flavour:?} {gpgcheck} {checked}");
     }

@@ -18,6 +18,9 @@ mod dnf_signatures;
 mod dnf_sources;
 mod fetched;
 mod locks;
+pub(crate) mod os;
+mod os_apt;
+mod os_dnf;
 mod pins;
 mod rpm_database;
 mod rpm_leftovers;
@@ -31,7 +34,7 @@ use std::{
 use refit_kinds::refit::{PackageArgs, PackageDriver, PackageVersion};
 use refit_kinds::version::KubernetesVersion;
 
-use super::{Evidence, Program, Site, files::atomic::Access, work::WorkError};
+use super::{Evidence, Site, files::atomic::Access, work::WorkError};
 pub(crate) use fetched::STORE as FETCHED;
 pub(crate) use tarball::{DOWNLOADS as TARBALLS, STORE as UNPACKED};
 
@@ -286,19 +289,13 @@ pub(crate) fn detect(site: &Site) -> Option<PackageDriver> {
     if !tarball::Tarball::new(site).installed().is_empty() {
         return Some(PackageDriver::Tarball);
     }
-    let debian = site.has(Program::AptGet) && site.path("/var/lib/dpkg/status").exists();
-    if debian {
-        return Some(PackageDriver::Apt);
-    }
-    [Program::Dnf5, Program::Dnf, Program::Tdnf]
-        .into_iter()
-        .any(|program| site.has(program))
-        .then_some(PackageDriver::Dnf)
+    os::driver(site)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::host::Program;
 
     fn version(text: &str) -> KubernetesVersion {
         text.parse::<KubernetesVersion>().unwrap()

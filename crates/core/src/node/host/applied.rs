@@ -4,7 +4,7 @@
 //! |---|---|
 //! | to a Kubernetes version | all settings |
 //! | of changed HostSettings | those that differ from what the host has; all, if none does |
-//! | that drains the node for an Updater | files, time servers and kubelet flags |
+//! | that drains the node for an Updater | files, time servers, kubelet flags and OS packages |
 //! | any other | none |
 
 use std::borrow::Cow;
@@ -20,7 +20,7 @@ use crate::node::{
 };
 
 /// What an update that drains its node applies, whatever it is for.
-const WHILE_DRAINED: [&str; 3] = ["files", "ntp", "kubelet"];
+const WHILE_DRAINED: [&str; 4] = ["files", "ntp", "kubelet", "osPackages"];
 /// A new OS image may lack all other settings.
 const OS_IMAGE: &str = "osImage";
 

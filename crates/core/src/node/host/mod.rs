@@ -2,6 +2,7 @@
 
 mod applied;
 mod arrival;
+mod boot;
 mod configuration;
 mod report;
 pub(super) mod selection;
@@ -119,10 +120,10 @@ impl<'a> Host<'a> {
     }
 
     /// How the steps of its plan disturb the machine, or those that it would get. The plan's field may be missing: the
-    /// definition of an older Refit does not keep it.
+    /// definition of an older Refit does not keep it. A plan whose host has to boot is raised.
     pub(super) fn disruption(&self, s: &Snapshot, role: Role) -> Disruption {
         match self.own_plan() {
-            Some(plan) => least_disruption(&plan.spec.steps),
+            Some(plan) => least_disruption(&plan.spec.steps).max(Self::raised(plan)),
             None => least_disruption(&self.planned(s, role)),
         }
     }

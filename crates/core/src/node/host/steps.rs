@@ -2,9 +2,9 @@
 //!
 //! | gate | steps | rolled back by |
 //! |---|---|---|
-//! | Stage | preflight, stage, image-preload, os-image-stage, snapshot | nothing: they change nothing that runs; package sources are restored |
-//! | Upgrade | kubeadm-install, kubeadm-upgrade, etcd-upgrade, certificates-renew | packages, configuration |
-//! | Disrupt | files, keys-revoke, ntp, ntp-replace, unit-actions, commands, container-runtime-install, os-image-finalize, kubelet-flags or kubelet-install, kubelet-restart or reboot, os-image-commit, verify | files, packages, the A/B slot, a restart |
+//! | Stage | preflight, stage, image-preload, os-packages-stage, os-image-stage, snapshot | nothing: they change nothing that runs; package sources are restored |
+//! | Upgrade | os-packages-install, kubeadm-install, kubeadm-upgrade, etcd-upgrade, certificates-renew | packages, configuration |
+//! | Disrupt | files, keys-revoke, ntp, ntp-replace, unit-actions, commands, container-runtime-install, os-image-finalize, kubelet-flags or kubelet-install, kubelet-restart or reboot, reboot-if-required, os-image-commit, verify | files, packages, the A/B slot, a restart |
 //!
 //! Between Upgrade and Disrupt the controller drains the node, if the update disturbs it that much. Steps that the goal and
 //! the settings do not require are not planned: without a version no package is, nor kubeadm.
@@ -15,14 +15,14 @@
 //! - etcd without a version: `etcd-upgrade`. The new etcd may have changed its data.
 //! - certificates without a version: `certificates-renew`. kubeadm replaces them.
 //! - commands of a KubeadmConfig: `commands`. What they do is not known.
-//! - another host that reboots: `reboot`. Rolling back would require another reboot.
+//! - another host that reboots, or may: `reboot` or `reboot-if-required`. Rolling back would require another reboot.
 //! - any other: none of its steps. An older kubelet is supported with a newer control plane,
 //!   so packages and configuration are rolled back and the kubelet is restarted.
 
 use refit_kinds::{
     refit::{
-        CertificateArgs, EtcdArgs, HostFacts, HostStep, ImageArgs, KubeletArgs, OsImageArgs, PackageArgs,
-        PlanSettings, PlannedStep, Role, StepType,
+        CertificateArgs, EtcdArgs, HostFacts, HostStep, ImageArgs, KubeletArgs, OsImageArgs,
+        OsPackageArgs, PackageArgs, PlanSettings, PlannedStep, RebootChoice, Role, StepType,
     },
     version::KubernetesVersion,
 };
@@ -55,7 +55,8 @@ pub struct HostWork<'a> {
     pub reboot: Reboot,
     /// Other settings of the hosts; `os_image` and `certificates` are those of the fields here.
     pub settings: &'a PlanSettings,
-    /// Whether the host gets the files, time servers, kubelet flags and packages of the container runtime of the settings.
+    /// Whether the host gets the files, time servers, kubelet flags, OS packages and packages of the container runtime of the
+    /// settings.
     pub applies_settings: bool,
     /// The OS image, from the settings or from an Updater.
     pub os_image: Option<&'a OsImageArgs>,
@@ -115,6 +116,8 @@ impl<'a> HostWork<'a> {
             StepType::Commands.id()
         } else if self.reboots() {
             StepType::Reboot.id()
+        } else if self.may_boot() {
+            StepType::RebootIfRequired.id()
         } else {
             STEP_NODE_READY
         }
@@ -190,6 +193,7 @@ impl<'a> HostWork<'a> {
             Some(HostStep::Preflight { version: version.clone() }),
             stage,
             images.map(|images| HostStep::ImagePreload { version, images, bundle: bundle() }),
+            self.os_packages().map(HostStep::OsPackagesStage),
             self.new_image().map(|os_image| HostStep::OsImageStage { os_image, bundle: bundle() }),
             saves.then_some(HostStep::Snapshot {}),
         ];
@@ -200,6 +204,8 @@ impl<'a> HostWork<'a> {
     fn upgrades(&self) -> Vec<HostStep> {
         let version = self.upgraded_to();
         let steps = [
+            // First, because a control plane rolls nothing back once kubeadm has upgraded it.
+            self.os_packages().map(HostStep::OsPackagesInstall),
             version
                 .clone()
                 .map(|version| HostStep::KubeadmInstall { version, packages: self.packages() }),
@@ -247,6 +253,7 @@ impl<'a> HostWork<'a> {
                 kubelet: self.all_flags(),
             }),
             last,
+            self.may_boot().then_some(HostStep::RebootIfRequired {}),
             image.map(|os_image| HostStep::OsImageCommit { os_image }),
             // A kubelet that nothing here replaces is checked as it is.
             Some(HostStep::Verify {
@@ -266,6 +273,23 @@ impl<'a> HostWork<'a> {
     fn restarts_kubelet(&self) -> bool {
         let for_file = self.configuration.as_ref().is_some_and(|one| one.restarts_kubelet);
         self.upgrades || self.flags().is_some() || for_file
+    }
+
+    /// The packages of the operating system; none for a host that gets another image, which has its own.
+    fn os_packages(&self) -> Option<OsPackageArgs> {
+        let stays = self.applies_settings && !self.changes_os_image();
+        let mut packages = self.settings.os_packages.clone().filter(|_| stays)?;
+        let elsewhere = self.settings.container_runtime.iter().map(|package| &package.name);
+        let kept: Vec<_> = elsewhere.filter(|name| !packages.keeps(name)).cloned().collect();
+        packages.exclude.extend(kept);
+        Some(packages)
+    }
+
+    /// Whether the host boots if its packages require it, after everything else. A kubelet that was restarted before is known
+    /// to run, or is rolled back.
+    fn may_boot(&self) -> bool {
+        let reboot = self.os_packages().map(|packages| packages.reboot);
+        reboot == Some(RebootChoice::IfRequired) && !self.reboots()
     }
 
     fn reboots(&self) -> bool {

@@ -50,7 +50,8 @@ fn is_heard_since(node: &NodeView, restart: Timestamp) -> bool {
 /// The agent reports the reboot as done only after the boot id has changed; the Node must show the
 /// same boot id as the agent.
 fn booted(node: &NodeView, plan: &HostPlan) -> bool {
-    let reboots = plan.spec.steps.iter().any(|step| step.step_type() == Some(StepType::Reboot));
+    let boots = [Some(StepType::Reboot), Some(StepType::RebootIfRequired)];
+    let reboots = plan.spec.steps.iter().any(|step| boots.contains(&step.step_type()));
     let reported = plan.status.as_ref().map_or("", |status| &status.facts.boot_id);
     !reboots || reported.is_empty() || node.boot_id == reported
 }

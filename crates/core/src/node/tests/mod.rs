@@ -1,6 +1,7 @@
 mod adopt;
 mod aged_views;
 mod applied;
+mod boot;
 mod by_hand;
 mod disruption;
 mod drain;

@@ -372,9 +372,7 @@ impl One {
             control_plane: self.control_plane.clone(),
             api_server: self.api_server.clone(),
             // As the controller reads it.
-            ahead: self
-                .phase()
-                .is_undisturbed()
+            ahead: (self.phase().is_undisturbed() || self.phase() == Phase::Upgrading)
                 .then(|| DrainAhead { view: view.clone(), budgets: self.budgets.clone() }),
             drain: (self.phase() == Phase::Draining).then_some(view),
             evictions,

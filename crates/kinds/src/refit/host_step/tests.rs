@@ -37,7 +37,8 @@ fn the_table_agrees_with_itself() {
 fn a_step_states_how_much_its_update_disturbs_at_least() {
     use Disruption::{Drain, Reboot, Restart};
     let wanted = |type_| match type_ {
-        StepType::KubeadmUpgrade
+        StepType::OsPackagesInstall
+        | StepType::KubeadmUpgrade
         | StepType::EtcdUpgrade
         | StepType::CertificatesRenew
         | StepType::KubeletRestart => Restart,
@@ -46,6 +47,8 @@ fn a_step_states_how_much_its_update_disturbs_at_least() {
         StepType::Preflight
         | StepType::Stage
         | StepType::ImagePreload
+        | StepType::OsPackagesStage
+        | StepType::RebootIfRequired
         | StepType::OsImageStage
         | StepType::Snapshot
         | StepType::KubeadmInstall
