@@ -205,8 +205,7 @@ mod tests {
     fn a_host_configuration_has_the_flags_of_the_join_or_of_the_initialisation() {
         let with = |configuration: &str| {
             let args = json!([{"name": "v", "value": "4"}]);
-            let spec =
-                json!({configuration: {"nodeRegistration": {"kubeletExtraArgs": args, "name": "n"}}});
+            let spec = json!({configuration: {"nodeRegistration": {"kubeletExtraArgs": args, "name": "n"}}});
             HostConfiguration::of(&spec).unwrap().kubelet_args().to_vec()
         };
         let expected = [Argument { name: "v".into(), value: "4".into() }];

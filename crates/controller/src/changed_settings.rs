@@ -27,9 +27,7 @@ use refit_runtime::{
 
 use crate::{
     context::Context,
-    groups::{
-        Group, ensure_group, group_of, machines_of, node_updates_of_machine, owner_object,
-    },
+    groups::{Group, ensure_group, group_of, machines_of, node_updates_of_machine, owner_object},
     host_plan::cluster_key,
     indexes::MACHINES_BY_CLUSTER,
     metrics::measured,

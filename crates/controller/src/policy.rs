@@ -6,7 +6,8 @@ use kube::ResourceExt as _;
 use refit_cluster_api::kinds::Machine;
 use refit_core::{
     change::{
-        ConfigurationRules, NotReady, Policy, PolicyDefaults, can_update::ConfigurationKnown, policy,
+        ConfigurationRules, NotReady, Policy, PolicyDefaults, can_update::ConfigurationKnown,
+        policy,
     },
     group::OwnerPacing,
     node::{

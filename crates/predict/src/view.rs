@@ -5,7 +5,8 @@ use std::{collections::BTreeMap, sync::Arc};
 use refit_cluster_api::{kinds::annotations_show_update, rollout::simulate::Answer};
 use refit_core::{
     change::{
-        ConfigurationRules, Coverage, Level, Policy, PolicyDefaults, Provider, Question, Updater, Verdict, can_update,
+        ConfigurationRules, Coverage, Level, Policy, PolicyDefaults, Provider, Question, Updater,
+        Verdict, can_update,
         can_update::{ConfigurationKnown, Host, HostReport, Judgement, Known, unfinished},
         machine_kind,
         not_ready::Unfinished,
@@ -209,8 +210,7 @@ impl<'a> View<'a> {
             Err(refusal) => ConfigurationKnown::Unknown(refusal),
         };
         let policy = self.policy.clone();
-        let mut known =
-            Known { policy, peers: Vec::new(), updaters, configuration, ..known };
+        let mut known = Known { policy, peers: Vec::new(), updaters, configuration, ..known };
         let mut judgement = can_update(level, current, desired, &known);
         if let Some(change) = Question::of(level, &judgement.coverage, current) {
             known.provider = self.ask_provider(change, machine);

@@ -12,7 +12,9 @@ use refit_cluster_api::kinds::{ContractRef, Machine, update_in_progress};
 use refit_core::{
     change::{
         Level, NotReady, Objects, Provider, Updater, Verdict, can_update,
-        can_update::{ConfigurationKnown, ControlPlaneMachine, Host, Judgement, Known, Peer, unfinished},
+        can_update::{
+            ConfigurationKnown, ControlPlaneMachine, Host, Judgement, Known, Peer, unfinished,
+        },
         machine_kind,
         not_ready::Unfinished,
     },

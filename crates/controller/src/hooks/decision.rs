@@ -197,7 +197,8 @@ fn occurrence(before: &Condition) -> String {
 mod tests {
     use refit_core::{
         change::{
-            Difference, OnUncovered, Part, Patches, Unclaimed, cover::Claimed, diff::Change, path::Path,
+            Difference, OnUncovered, Part, Patches, Unclaimed, cover::Claimed, diff::Change,
+            path::Path,
         },
         group::POLICY_UNDERSTOOD,
     };

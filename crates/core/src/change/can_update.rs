@@ -186,8 +186,7 @@ pub fn can_update(level: Level, current: &Objects, desired: &Objects, known: &Kn
     let by_provider = known.updaters.iter().any(Updater::brings_version);
     let built_in = built_in.iter().filter(|_| !by_provider);
     let configuration = known.configuration.updater();
-    let updaters: Vec<&Updater> =
-        built_in.chain(&known.updaters).chain(&configuration).collect();
+    let updaters: Vec<&Updater> = built_in.chain(&known.updaters).chain(&configuration).collect();
     let lowers = !by_provider && lowers(level, (&current.version(level), &stated), known);
     let coverage = cover(level, current, desired, returns || lowers, &updaters);
     let coverage = match &known.provider {

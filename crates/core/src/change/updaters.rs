@@ -12,8 +12,8 @@ use refit_kinds::{
     canonical::K8SD,
     conditions,
     refit::{
-        self, CONFIGURATION, Disruption, KUBEADM, ObjectClaim, Owner, ProviderPart, UpdatePart, UpdaterAction,
-        UpdaterHook, UpdaterHost, UpdaterSelector, UpdaterSpec, UpdaterStatus,
+        self, CONFIGURATION, Disruption, KUBEADM, ObjectClaim, Owner, ProviderPart, UpdatePart,
+        UpdaterAction, UpdaterHook, UpdaterHost, UpdaterSelector, UpdaterSpec, UpdaterStatus,
     },
 };
 use serde_json::Value;

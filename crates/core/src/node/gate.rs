@@ -15,7 +15,9 @@ use super::{
     order::{is_newer, is_unfinished},
     preflight::{Begun, Point, Preflight},
     seen::{NodeView, Workload},
-    snapshot::{ConfigurationValues, Decision, GroupState, ManagementWrite, Snapshot, WorkloadWrite, Write},
+    snapshot::{
+        ConfigurationValues, Decision, GroupState, ManagementWrite, Snapshot, WorkloadWrite, Write,
+    },
     status::Standing,
     stop::SUPERSEDED,
     work::{Work, is_control_plane},

@@ -115,9 +115,9 @@ pub use prune::{KEPT_FOR, KEPT_UPDATES, prunable};
 pub use role::decide_role;
 pub use seen::{ControlPlaneMember, ImageVersion, NodeView, Seen, StaticPod, Workload};
 pub use snapshot::{
-    Announcement, ConfigurationValues, Decision, EvictionRefusal, Group, GroupState, Leaving, ManagementWrite,
-    OtherMachines, Others, PodRef, ProviderOrder, Providers, Replacer, Severity, Snapshot,
-    WorkloadWrite, Write,
+    Announcement, ConfigurationValues, Decision, EvictionRefusal, Group, GroupState, Leaving,
+    ManagementWrite, OtherMachines, Others, PodRef, ProviderOrder, Providers, Replacer, Severity,
+    Snapshot, WorkloadWrite, Write,
 };
 pub use status::is_past_return;
 pub use steps::{STEP_CORDON, STEP_DRAIN, STEP_NODE_READY, STEP_UNCORDON, step_names};

@@ -53,7 +53,12 @@ pub(crate) async fn changes(cluster: &Cluster, hosts: &[Host]) -> anyhow::Result
     request(cluster, "pods", &spec, hosts.len()).await?;
     let restarted = seen(cluster, hosts).await?;
     ensure!(restarted.boots == after.boots, "no host boots: {restarted:#?}");
-    ensure!(restarted.pods == after.pods, "every pod stays: {:#?} became {:#?}", after.pods, restarted.pods);
+    ensure!(
+        restarted.pods == after.pods,
+        "every pod stays: {:#?} became {:#?}",
+        after.pods,
+        restarted.pods
+    );
     for host in hosts {
         let same = restarted.kubelets.get(&host.name) == after.kubelets.get(&host.name);
         ensure!(!same, "{}: the kubelet was restarted", host.name);
@@ -100,7 +105,8 @@ async fn seen(cluster: &Cluster, hosts: &[Host]) -> anyhow::Result<Seen> {
     let mut kubelets = BTreeMap::new();
     for host in hosts {
         let property = "--property=ExecMainStartTimestampMonotonic";
-        let since = host.exec(["systemctl", "show", property, "--value", "kubelet.service"]).await?;
+        let since =
+            host.exec(["systemctl", "show", property, "--value", "kubelet.service"]).await?;
         kubelets.insert(host.name.clone(), since.trim().to_owned());
     }
     let pods = send(&cluster.workload, "GET", "/api/v1/pods", &Value::Null).await?;

@@ -53,9 +53,8 @@ pub(super) async fn run(bed: &Bed) -> anyhow::Result<()> {
 /// Boot ids of the Nodes.
 async fn boots(cluster: &Cluster) -> anyhow::Result<BTreeMap<String, String>> {
     let nodes = Objects::of_cluster(cluster.workload().await?).list(NODE).await?;
-    let boot = |node: &Value| {
-        (name(node).to_owned(), text(node, "/status/nodeInfo/bootID").to_owned())
-    };
+    let boot =
+        |node: &Value| (name(node).to_owned(), text(node, "/status/nodeInfo/bootID").to_owned());
     Ok(nodes.iter().map(boot).collect())
 }
 
@@ -113,7 +112,8 @@ async fn of_disruption(
     };
     let found = of_disruption.clone().filter(writes).count();
     ensure!(found == count, "{found} plans of {disruption} write the file: {plans:#?}");
-    let steps = of_disruption.flat_map(|plan| plan["spec"]["steps"].as_array().into_iter().flatten());
+    let steps =
+        of_disruption.flat_map(|plan| plan["spec"]["steps"].as_array().into_iter().flatten());
     let restarts = steps.filter(|step| step["id"] == "kubelet-restart").count();
     let expected = if disruption == "Restart" { count } else { 0 };
     ensure!(restarts == expected, "{restarts} kubelets were restarted");

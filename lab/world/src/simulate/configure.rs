@@ -12,11 +12,7 @@ use super::{
     fault::Setting,
     shape::{CLUSTER, DEPLOYMENT},
 };
-use crate::{
-    random::Random,
-    script::session::Session,
-    world::lock,
-};
+use crate::{random::Random, script::session::Session, world::lock};
 
 /// The file that changes.
 const FILE: &str = "/etc/motd";
@@ -37,8 +33,9 @@ pub(super) fn change(random: &mut Random, setting: &Setting<'_>) -> Vec<String> 
         "apply <<END\n{{apiVersion: bootstrap.cluster.x-k8s.io/v1beta2, kind: KubeadmConfigTemplate, \
          metadata: {{name: config-{number}, namespace: default}}, spec: {{template: {{spec: {spec}}}}}}}\nEND"
     );
-    let reference =
-        format!("change md/{DEPLOYMENT} spec.template.spec.bootstrap.configRef.name config-{number}");
+    let reference = format!(
+        "change md/{DEPLOYMENT} spec.template.spec.bootstrap.configRef.name config-{number}"
+    );
     vec![template, reference]
 }
 
@@ -79,8 +76,7 @@ fn wanted(session: &Session, machine: &Value) -> Option<String> {
     let reference = &machine["spec"]["bootstrap"]["configRef"];
     let mirror = &session.world.inner.management_mirror;
     let place = mirror.place(text(reference, "/apiGroup"), text(reference, "/kind"))?;
-    let config: Arc<Value> =
-        mirror.get(&place.id, namespace(machine), text(reference, "/name"))?;
+    let config: Arc<Value> = mirror.get(&place.id, namespace(machine), text(reference, "/name"))?;
     let mut files = config["spec"]["files"].as_array().into_iter().flatten();
     let file = files.find(|file| text(file, "/path") == FILE)?;
     Some(text(file, "/content").to_owned())

@@ -57,9 +57,9 @@ pub(super) async fn start(world: &World) -> Result<(), SweepError> {
 /// Whether every host has the file, and every machine is up to date.
 pub(super) fn is_applied(world: &World) -> bool {
     let hosts = lock(&world.inner.hosts);
-    let has_file = hosts.values().all(|host| {
-        lock(&host.state).root.get(FILE.0).is_some_and(|content| content == FILE.1)
-    });
+    let has_file = hosts
+        .values()
+        .all(|host| lock(&host.state).root.get(FILE.0).is_some_and(|content| content == FILE.1));
     drop(hosts);
     has_file && world.is_ready() && world.is_quiet()
 }

@@ -77,7 +77,10 @@ fn a_file_is_written_without_any_disruption() {
     assert_eq!(changed.disruption, Disruption::None);
     // A new one, too, also where there were none.
     let changed = applied(&json!({}), &files(&[file("/etc/new", "x")]), &rules);
-    assert_eq!((changed.part.files.as_slice(), changed.disruption), (&["/etc/new".to_owned()][..], Disruption::None));
+    assert_eq!(
+        (changed.part.files.as_slice(), changed.disruption),
+        (&["/etc/new".to_owned()][..], Disruption::None)
+    );
 }
 
 #[test]
@@ -87,7 +90,10 @@ fn files_of_a_template_are_written_to_the_machines_of_a_set() {
     let coverage = cover(Level::MachineSet, &side("a"), &side("b"), false, &updaters);
     assert!(coverage.is_complete(), "{:?}", coverage.lines());
     assert_eq!(coverage.configuration.unwrap().part.files, ["/etc/motd"]);
-    assert!(!coverage.claimed.is_empty() && coverage.claimed.iter().all(|one| one.updater == "kubeadm-config"));
+    assert!(
+        !coverage.claimed.is_empty()
+            && coverage.claimed.iter().all(|one| one.updater == "kubeadm-config")
+    );
 }
 
 #[test]
@@ -124,7 +130,10 @@ fn files_that_no_running_host_can_get_are_uncovered_with_the_reason() {
     for (to, why) in [
         (files(&[]), "what a host had at /etc/a before is not known"),
         (with(&json!({"append": true})), "file /etc/a is appended to what its image has"),
-        (with(&json!({"contentFormat": "go-template"})), "the content of file /etc/a is a template"),
+        (
+            with(&json!({"contentFormat": "go-template"})),
+            "the content of file /etc/a is a template",
+        ),
         (with(&json!({"encoding": "rot13"})), "file /etc/a has an unknown encoding"),
         (
             with(&json!({"content": null, "contentFrom": {"secret": {"name": "s", "key": "k"}}})),
@@ -150,7 +159,8 @@ fn files_that_no_running_host_can_get_are_uncovered_with_the_reason() {
 fn a_file_gets_the_content_of_a_secret_whose_sum_is_stated() {
     let secrets = BTreeMap::from([(("s".to_owned(), "k".to_owned()), SUM.to_owned())]);
     let rules = ConfigurationRules { secrets, ..ConfigurationRules::default() };
-    let to = files(&[json!({"path": "/etc/a", "contentFrom": {"secret": {"name": "s", "key": "k"}}})]);
+    let to =
+        files(&[json!({"path": "/etc/a", "contentFrom": {"secret": {"name": "s", "key": "k"}}})]);
     let part = applied(&json!({}), &to, &rules).part;
     let sum = SecretSum { name: "s".to_owned(), key: "k".to_owned(), sha256: SUM.to_owned() };
     assert_eq!(part.secrets, [sum]);
@@ -167,9 +177,16 @@ fn users_are_made_and_keys_are_revoked() {
         json!({"users": [user]})
     };
     let was = user(&json!({}));
-    let changed = applied(&was, &user(&json!({"sshAuthorizedKeys": ["ssh-ed25519 B", "ssh-ed25519 C"]})), &rules);
+    let changed = applied(
+        &was,
+        &user(&json!({"sshAuthorizedKeys": ["ssh-ed25519 B", "ssh-ed25519 C"]})),
+        &rules,
+    );
     let revoked = RevokedKeys { user: "ops".to_owned(), keys: vec!["ssh-ed25519 A".to_owned()] };
-    assert_eq!((changed.part.users, changed.part.revoked_keys), (vec!["ops".to_owned()], vec![revoked]));
+    assert_eq!(
+        (changed.part.users, changed.part.revoked_keys),
+        (vec!["ops".to_owned()], vec![revoked])
+    );
     assert_eq!(changed.disruption, Disruption::None);
     for (to, why) in [
         (json!({}), "files and processes of user ops may remain"),
@@ -190,7 +207,10 @@ fn time_servers_are_replaced_without_any_disruption() {
     let rules = ConfigurationRules::default();
     let ntp = |servers: &[&str]| json!({"ntp": {"servers": servers}});
     let changed = applied(&ntp(&["a"]), &ntp(&["b", "c"]), &rules);
-    assert_eq!((changed.part.fields.as_slice(), changed.disruption), (&[ConfigurationField::Ntp][..], Disruption::None));
+    assert_eq!(
+        (changed.part.fields.as_slice(), changed.disruption),
+        (&[ConfigurationField::Ntp][..], Disruption::None)
+    );
     let wanted = planned(&ntp(&["b"]), &changed.part).unwrap().ntp.unwrap();
     assert!(wanted.enabled && wanted.servers == ["b"]);
     assert!(refused(&ntp(&["a"]), &json!({}), &rules).contains("are not known"));
@@ -215,7 +235,10 @@ fn flags_of_the_kubelet_are_set_and_removed_with_a_restart() {
     let set = |name: &str, value: &str| KubeletArg { name: name.into(), value: value.into() };
     assert_eq!(planned.extra_args, [set("v", "4"), set("max-pods", "50")]);
     for (to, why) in [
-        (flags(&[("node-labels", "a=b")]), "a kubelet uses its flag node-labels only when it registers"),
+        (
+            flags(&[("node-labels", "a=b")]),
+            "a kubelet uses its flag node-labels only when it registers",
+        ),
         (flags(&[("v", "a b")]), "the flag \"v\" of the kubelet, or its value, cannot be written"),
         (flags(&[("v", "1"), ("v", "2")]), "a flag of the kubelet is listed twice"),
     ] {
@@ -237,7 +260,12 @@ fn a_registration_that_changes_more_than_flags_is_not_covered() {
     let mut to = flags(&[("v", "4")]);
     to["joinConfiguration"]["nodeRegistration"]["taints"] = json!([]);
     let lines = covered(&flags(&[("v", "2")]), &to, &ConfigurationRules::default()).lines();
-    assert_eq!(lines, ["KubeadmConfig/m spec.joinConfiguration.nodeRegistration.taints: (absent) -> (hidden) (no updater)"]);
+    assert_eq!(
+        lines,
+        [
+            "KubeadmConfig/m spec.joinConfiguration.nodeRegistration.taints: (absent) -> (hidden) (no updater)"
+        ]
+    );
     // The whole object is new: its flags alone would not make it what is asked for.
     let lines = covered(&json!({}), &to, &ConfigurationRules::default()).lines();
     assert_eq!(lines.len(), 1);
@@ -249,7 +277,10 @@ fn etcd_gets_another_image_on_members_of_a_control_plane() {
     let rules = ConfigurationRules::default();
     let etcd = |tag: &str| json!({"clusterConfiguration": {"etcd": {"local": {"imageTag": tag}}}});
     let changed = applied(&etcd("3.6.4-0"), &etcd("3.6.5-0"), &rules);
-    assert_eq!((changed.part.fields.as_slice(), changed.disruption), (&[ConfigurationField::Etcd][..], Disruption::Restart));
+    assert_eq!(
+        (changed.part.fields.as_slice(), changed.disruption),
+        (&[ConfigurationField::Etcd][..], Disruption::Restart)
+    );
     assert!(refused(&etcd("3.6.4-0"), &json!({}), &rules).starts_with("without a tag"));
     let updaters = [&updater(rules)];
     let (from, to) = (set(&etcd("a")), set(&etcd("b")));
@@ -261,11 +292,16 @@ fn etcd_gets_another_image_on_members_of_a_control_plane() {
 fn commands_run_again_only_where_an_annotation_declares_them_safe() {
     let commands = |all: &[&str]| json!({"postKubeadmCommands": all, "preKubeadmCommands": ["x"]});
     let (from, to) = (commands(&["a"]), commands(&["a", "b"]));
-    assert!(refused(&from, &to, &ConfigurationRules::default()).contains("refit.dev/rerun-commands"));
+    assert!(
+        refused(&from, &to, &ConfigurationRules::default()).contains("refit.dev/rerun-commands")
+    );
     let rules =
         ConfigurationRules { rerun: Some(Disruption::Drain), ..ConfigurationRules::default() };
     let changed = applied(&from, &to, &rules);
-    assert_eq!((changed.part.fields.as_slice(), changed.disruption), (&[ConfigurationField::PostKubeadmCommands][..], Disruption::Drain));
+    assert_eq!(
+        (changed.part.fields.as_slice(), changed.disruption),
+        (&[ConfigurationField::PostKubeadmCommands][..], Disruption::Drain)
+    );
     assert_eq!(planned(&to, &changed.part).unwrap().commands.unwrap().commands, ["a", "b"]);
 }
 
@@ -326,7 +362,11 @@ fn a_plan_without_values_has_the_steps_of_the_plan_with_values() {
         files: vec!["/etc/a".into()],
         users: vec!["u".into()],
         kubelet_args: vec!["v".into()],
-        fields: vec![ConfigurationField::Ntp, ConfigurationField::Etcd, ConfigurationField::PreKubeadmCommands],
+        fields: vec![
+            ConfigurationField::Ntp,
+            ConfigurationField::Etcd,
+            ConfigurationField::PreKubeadmCommands,
+        ],
         ..ConfigurationPart::default()
     };
     let shape = |plan: &PlannedConfiguration| {

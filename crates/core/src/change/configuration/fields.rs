@@ -69,10 +69,8 @@ fn whole(field: ConfigurationField, disruption: Disruption) -> ChangedConfigurat
 }
 
 fn ntp(to: &HostConfiguration) -> Outcome {
-    let is_known = to
-        .ntp
-        .as_ref()
-        .is_some_and(|ntp| ntp.enabled == Some(false) || !ntp.servers.is_empty());
+    let is_known =
+        to.ntp.as_ref().is_some_and(|ntp| ntp.enabled == Some(false) || !ntp.servers.is_empty());
     if is_known {
         Ok(whole(ConfigurationField::Ntp, Disruption::None))
     } else {
@@ -140,10 +138,14 @@ fn etcd(from: &HostConfiguration, to: &HostConfiguration, level: Level) -> Outco
     }
     let (from, to) = (from.etcd(), to.etcd());
     if to.image_tag.is_empty() {
-        return Err("without a tag kubeadm chooses the image of etcd, at its next upgrade".to_owned());
+        return Err(
+            "without a tag kubeadm chooses the image of etcd, at its next upgrade".to_owned()
+        );
     }
     if to.image_repository.is_empty() && !from.image_repository.is_empty() {
-        return Err("the repository of etcd's image is not known without imageRepository".to_owned());
+        return Err(
+            "the repository of etcd's image is not known without imageRepository".to_owned()
+        );
     }
     Ok(whole(ConfigurationField::Etcd, Disruption::Restart))
 }

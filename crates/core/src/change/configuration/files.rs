@@ -19,7 +19,9 @@ pub(super) fn changed(
 ) -> Result<ChangedConfiguration, String> {
     let (before, after) = (by_path(from)?, by_path(to)?);
     if let Some(path) = before.keys().find(|path| !after.contains_key(*path)) {
-        return Err(format!("what a host had at {path} before is not known, so the file is not removed"));
+        return Err(format!(
+            "what a host had at {path} before is not known, so the file is not removed"
+        ));
     }
     let differs = |file: &&ConfigFile| before.get(file.path.as_str()) != Some(file);
     let mut files: Vec<&ConfigFile> = to.iter().filter(differs).collect();
@@ -57,7 +59,8 @@ fn check(file: &ConfigFile, before: Option<&ConfigFile>) -> Result<(), String> {
     if appends(file) || before.is_some_and(appends) {
         return Err(format!("file {path} is appended to what its image has, which is not known"));
     }
-    let is_plain = path.starts_with('/') && !path.ends_with('/') && !path.split('/').any(|part| part == "..");
+    let is_plain =
+        path.starts_with('/') && !path.ends_with('/') && !path.split('/').any(|part| part == "..");
     if !is_plain {
         return Err(format!("{path:?} is not the absolute path of a file"));
     }

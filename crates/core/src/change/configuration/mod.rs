@@ -17,8 +17,8 @@ use refit_kinds::refit::{
 };
 use serde_json::Value;
 
-pub use self::planned::{PlannedConfiguration, hash_of_configuration, planned};
 use self::fields::{FieldChange, compared};
+pub use self::planned::{PlannedConfiguration, hash_of_configuration, planned};
 use super::{
     cover::{Case, PartChanges},
     diff::Change,
@@ -86,17 +86,15 @@ pub(super) fn find(rules: &ConfigurationRules, changes: PartChanges, case: &Case
         }
     };
     let root = root(case.level);
-    let leaves: Vec<Path> =
-        real.iter().flat_map(|change| spread(change, &root, &fields)).collect();
+    let leaves: Vec<Path> = real.iter().flat_map(|change| spread(change, &root, &fields)).collect();
     let mut found = Found::default();
     let mut applied = BTreeSet::new();
     for (part, change) in of_config {
-        let touched = leaves.iter().filter(|leaf| {
-            leaf.starts_with(&change.path) || change.path.starts_with(leaf)
-        });
-        let by_field: Vec<Option<usize>> = touched
-            .map(|leaf| fields.iter().position(|field| field.holds(&root, leaf)))
-            .collect();
+        let touched = leaves
+            .iter()
+            .filter(|leaf| leaf.starts_with(&change.path) || change.path.starts_with(leaf));
+        let by_field: Vec<Option<usize>> =
+            touched.map(|leaf| fields.iter().position(|field| field.holds(&root, leaf))).collect();
         let refused = by_field.iter().flatten().find_map(|at| fields[*at].outcome.as_ref().err());
         if let Some(why) = refused {
             found.reasons.push((change.path, why.clone()));
@@ -139,8 +137,11 @@ fn sides(case: &Case<'_>) -> Result<Sides, String> {
     let read = |objects: &super::objects::Objects| {
         HostConfiguration::of(objects.bootstrap_spec(case.level).unwrap_or(&empty))
     };
-    let sides =
-        Sides { from: read(case.current)?, original: read(case.original)?, to: read(case.desired)? };
+    let sides = Sides {
+        from: read(case.current)?,
+        original: read(case.original)?,
+        to: read(case.desired)?,
+    };
     for side in [&sides.from, &sides.to] {
         if !["", "cloud-config"].contains(&side.format.as_str()) {
             return Err(format!(

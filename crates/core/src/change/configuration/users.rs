@@ -16,7 +16,9 @@ pub(super) fn changed(
 ) -> Result<ChangedConfiguration, String> {
     let (before, after) = (by_name(from)?, by_name(to)?);
     if let Some(name) = before.keys().find(|name| !after.contains_key(*name)) {
-        return Err(format!("files and processes of user {name} may remain, so the user is not removed"));
+        return Err(format!(
+            "files and processes of user {name} may remain, so the user is not removed"
+        ));
     }
     let differs = |user: &&ConfigUser| before.get(user.name.as_str()) != Some(user);
     let mut users: Vec<&ConfigUser> = to.iter().filter(differs).collect();
@@ -61,7 +63,9 @@ fn only_new_machines(user: &ConfigUser, field: &str) -> String {
 fn updated(old: &ConfigUser, new: &ConfigUser) -> Result<Option<RevokedKeys>, String> {
     let name = &new.name;
     let fields: BTreeSet<&String> = old.others.keys().chain(new.others.keys()).collect();
-    if let Some(field) = fields.into_iter().find(|field| old.others.get(*field) != new.others.get(*field)) {
+    if let Some(field) =
+        fields.into_iter().find(|field| old.others.get(*field) != new.others.get(*field))
+    {
         return Err(only_new_machines(new, field));
     }
     let groups = |user: &ConfigUser| groups_of(user).map(str::to_owned).collect::<BTreeSet<_>>();

@@ -67,7 +67,8 @@ impl Host<'_> {
             let mut set = set.filter(|name| part.kubelet_args.contains(name));
             set.next().map(|name| format!("the flag {name} of the kubelet"))
         };
-        let has_ntp = settings.ntp.is_some() && PlannedConfiguration::without_values(part).ntp.is_some();
+        let has_ntp =
+            settings.ntp.is_some() && PlannedConfiguration::without_values(part).ntp.is_some();
         twice_file
             .or_else(twice_user)
             .or_else(twice_flag)
@@ -98,7 +99,8 @@ pub(super) fn flags(
     let of_settings = settings.and_then(|settings| settings.kubelet.clone()).unwrap_or_default();
     let of_config = configuration.and_then(|configuration| configuration.kubelet.clone());
     let KubeletArgs { extra_args, remove_args } = of_config.unwrap_or_default();
-    let removed: BTreeSet<String> = of_settings.remove_args.into_iter().chain(remove_args).collect();
+    let removed: BTreeSet<String> =
+        of_settings.remove_args.into_iter().chain(remove_args).collect();
     KubeletArgs {
         extra_args: of_settings.extra_args.into_iter().chain(extra_args).collect(),
         remove_args: removed.into_iter().collect(),

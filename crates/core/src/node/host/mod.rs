@@ -17,8 +17,8 @@ use refit_kinds::{
     clip,
     refit::{
         ClaimId, Disruption, Gate, GoalCertificates, HostPlan, HostPlanSpec, HostPlanStatus,
-        HostStep, MAX_FACT, NodeName, NodeUpdate, OsImageArgs, Phase, PlanId,
-        PlanSettings, PlanState, PlannedStep, REPORT_INTERVAL_SECONDS, Role, SettingHashes, StepState,
+        HostStep, MAX_FACT, NodeName, NodeUpdate, OsImageArgs, Phase, PlanId, PlanSettings,
+        PlanState, PlannedStep, REPORT_INTERVAL_SECONDS, Role, SettingHashes, StepState,
     },
 };
 
@@ -171,8 +171,7 @@ impl<'a> Host<'a> {
             reboot: s.reboot,
             settings,
             applies_settings: applied.is_some(),
-            os_image: os_image(&s.update)
-                .or_else(|| applied?.os_image.as_ref()),
+            os_image: os_image(&s.update).or_else(|| applied?.os_image.as_ref()),
             configuration: self.configuration(s),
             facts: self.plan.and_then(|plan| plan.status.as_ref()).map(|status| &status.facts),
         };

@@ -242,8 +242,7 @@ impl<'a> HostWork<'a> {
             settings.ntp.clone().filter(|_| applied).map(HostStep::Ntp),
             self.configured(|configuration| configuration.ntp.clone()).map(HostStep::NtpReplace),
             self.configured(|configuration| configuration.units.clone()).map(HostStep::UnitActions),
-            self.configured(|configuration| configuration.commands.clone())
-                .map(HostStep::Commands),
+            self.configured(|configuration| configuration.commands.clone()).map(HostStep::Commands),
             runtime.then(|| HostStep::ContainerRuntimeInstall { packages: self.all_packages() }),
             image.clone().map(|os_image| HostStep::OsImageFinalize { os_image }),
             self.flags().map(HostStep::KubeletFlags),
