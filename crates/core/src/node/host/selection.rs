@@ -96,7 +96,7 @@ pub(crate) enum NotChosen {
 /// Two objects are equally specific, or an object cannot be read.
 pub(crate) fn most_specific<K: SelectsOwners>(
     candidates: Candidates<'_, K>,
-) -> Result<Option<&K>, NotChosen> {
+) -> Result<Option<&Arc<K>>, NotChosen> {
     let Candidates { objects, unreadable, owner, cluster } = candidates;
     if let Some((name, why)) = unreadable.first_key_value() {
         return Err(NotChosen::Unreadable { name: name.clone(), why: why.clone() });

@@ -39,9 +39,10 @@ fn installed(mut one: One) -> One {
         action: UpdaterAction::Update,
         disruption: Restart,
         timeout_seconds: None,
-        host: Some(refit_kinds::refit::HostPart {
-            os_image: OsImageArgs { name: "os-1".into(), ..OsImageArgs::default() },
-        }),
+        host: Some(refit_kinds::refit::HostPart::OsImage(OsImageArgs {
+            name: "os-1".into(),
+            ..OsImageArgs::default()
+        })),
         template: None,
     }]);
     let status = one.plan.as_mut().unwrap().status.as_mut().unwrap();
