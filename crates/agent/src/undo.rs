@@ -60,9 +60,11 @@ pub(crate) fn undo_steps(plan: &Progress) -> Vec<UndoStep> {
 /// What an undo step restarts, in the order of restarts: nothing, units, the kubelet.
 fn restarts(undo: &Undo) -> u8 {
     match undo {
-        Undo::Packages { .. } | Undo::Configuration | Undo::Files { .. } | Undo::OsImage { .. } => {
-            0
-        }
+        Undo::Packages { .. }
+        | Undo::OsPackages
+        | Undo::Configuration
+        | Undo::Files { .. }
+        | Undo::OsImage { .. } => 0,
         Undo::Units(_) => 1,
         Undo::KubeletRestart => 2,
     }
