@@ -1,5 +1,8 @@
 use proptest::prelude::*;
-use refit_kinds::refit::{FailureKind, Gate, PackageArgs, PackageVersion, USUAL_ATTEMPTS};
+use refit_kinds::refit::{
+    CommandArgs, FailureKind, FileArgs, Gate, KeyArgs, NtpArgs, PackageArgs, PackageVersion,
+    USUAL_ATTEMPTS, UnitAction, UnitVerb,
+};
 
 use super::*;
 use crate::{
@@ -157,6 +160,42 @@ fn a_worker_is_rolled_back_and_its_kubelet_restarts_last() {
     assert!(!plan.past_no_return());
     assert_eq!(left_behind(plan), []);
     assert!(not_taken(plan).contains("the plan left nothing on the host"));
+}
+
+#[test]
+fn units_restart_after_their_files_are_restored_and_before_the_kubelet() {
+    let action = UnitAction { unit: "app.service".to_owned(), verb: UnitVerb::Restart };
+    let units = UnitArgs { units: vec![action] };
+    let steps = [
+        HostStep::Files(FileArgs::default()),
+        HostStep::KeysRevoke(KeyArgs::default()),
+        HostStep::NtpReplace(NtpArgs::default()),
+        HostStep::UnitActions(units.clone()),
+        HostStep::Commands(CommandArgs::default()),
+        HostStep::KubeletFlags(KubeletArgs::default()),
+        HostStep::KubeletRestart {},
+        HostStep::Verify { version: None },
+    ];
+    let steps: Vec<_> = steps.map(PlannedStep::new).into();
+    let mut state = failed_at(steps, "node-ready", "verify", false);
+    let undo = undo_steps(state.plan.as_ref().unwrap());
+    let units = Undo::Units(units);
+    assert!(undo.iter().any(|step| step.id == "undo-unit-actions" && step.undo == units));
+    let (taken, _) = run_undo_steps(&mut state, &[]);
+    assert_eq!(
+        taken,
+        [
+            "undo-kubelet-flags",
+            "undo-ntp-replace",
+            "undo-keys-revoke",
+            "undo-files",
+            "undo-unit-actions",
+            "undo-kubelet-restart",
+        ]
+    );
+    let left = left_behind(state.plan.as_ref().unwrap());
+    let expected = "Step commands was applied and was not rolled back: it cannot be rolled back.";
+    assert_eq!(left, [("commands".to_owned(), expected.to_owned())]);
 }
 
 #[test]

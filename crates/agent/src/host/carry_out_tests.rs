@@ -1,6 +1,6 @@
 use refit_kinds::refit::{
-    FileArgs, KubeletArg, KubeletArgs, NtpArgs, PackageVersion, PlannedFile, SecretKey,
-    StepEvidence,
+    CommandArgs, EtcdArgs, FileArgs, KeyArgs, KubeletArg, KubeletArgs, NtpArgs, PackageVersion,
+    PlannedFile, RevokedKeys, SecretKey, StepEvidence, UnitArgs,
 };
 
 use super::*;
@@ -120,7 +120,9 @@ fn partially_checked() -> Vec<Command> {
         Command::Step(HostStep::ContainerRuntimeInstall { packages: runtime }),
         Command::Undo(Undo::Packages { packages: before.into() }),
         Command::Step(HostStep::Files(file())),
+        Command::Step(HostStep::KeysRevoke(KeyArgs::default())),
         Command::Step(HostStep::Ntp(NtpArgs::default())),
+        Command::Step(HostStep::NtpReplace(NtpArgs::default())),
         Command::Step(HostStep::KubeletFlags(KubeletArgs::default())),
         Command::Undo(Undo::Files { step: "files".to_owned() }),
     ]
@@ -145,6 +147,60 @@ async fn a_partial_check_counts_only_with_the_completion_mark() {
     fs::remove_file(world.site().path("/etc/key")).unwrap();
     let files = Command::Step(HostStep::Files(file()));
     assert!(matches!(world.look("p", &files).await, Evidence::Missing { .. }));
+}
+
+#[tokio::test]
+async fn units_and_commands_count_as_done_once_they_have_run_to_completion() {
+    let world = World::new();
+    let commands = |text: &str| CommandArgs { commands: vec![text.to_owned()] };
+    let failing = Command::Step(HostStep::Commands(commands("exit 78")));
+    let error = world.carry_out("p", failing.clone()).await.unwrap_err();
+    assert_eq!(error.exit_code(), 1, "the exit code of a command is not one of the agent");
+    assert!(matches!(world.look("p", &failing).await, Evidence::Missing { .. }));
+    for command in [
+        Command::Step(HostStep::Commands(commands("true"))),
+        Command::Step(HostStep::UnitActions(UnitArgs::default())),
+        Command::Undo(Undo::Units(UnitArgs::default())),
+    ] {
+        assert_eq!(command.rules().evidence, StepEvidence::Mark);
+        let found = world.look("p", &command).await;
+        assert!(matches!(found, Evidence::Missing { .. }), "{} {found:?}", command.name());
+        world.carry_out("p", command.clone()).await.unwrap();
+        assert_eq!(world.look("p", &command).await, Evidence::Done, "{}", command.name());
+    }
+    assert_eq!(world.host.log().matches("daemon-reload").count(), 2);
+}
+
+#[tokio::test]
+async fn a_mark_alone_does_not_prove_an_image_of_etcd_or_the_time_servers() {
+    let world = World::new();
+    let tag = "3.6.5-0".to_owned();
+    let etcd = HostStep::EtcdUpgrade(EtcdArgs { image_tag: tag, ..EtcdArgs::default() });
+    let servers = vec!["ntp.example".to_owned()];
+    let ntp = HostStep::NtpReplace(NtpArgs { enabled: true, servers });
+    for command in [etcd, ntp].map(Command::Step) {
+        assert_eq!(command.rules().evidence, StepEvidence::Both);
+        let mark = mark_path(world.site(), &unit("p", &command));
+        fs::write(mark, "done\n").unwrap();
+        let found = world.look("p", &command).await;
+        assert!(matches!(found, Evidence::Missing { .. }), "{} {found:?}", command.name());
+    }
+}
+
+#[tokio::test]
+async fn revoked_keys_are_restored_by_the_undo_of_their_step() {
+    let world = World::new();
+    let keys = "/root/.ssh/authorized_keys";
+    fs::create_dir_all(world.site().path("/root/.ssh")).unwrap();
+    fs::write(world.site().path(keys), "ssh-rsa A a\nssh-rsa B b\n").unwrap();
+    let revoked = RevokedKeys { user: "root".to_owned(), keys: vec!["ssh-rsa A".to_owned()] };
+    let revoke = Command::Step(HostStep::KeysRevoke(KeyArgs { users: vec![revoked] }));
+    world.carry_out("p", revoke.clone()).await.unwrap();
+    assert_eq!(world.site().read(keys), "ssh-rsa B b\n");
+    assert_eq!(world.look("p", &revoke).await, Evidence::Done);
+    let undo = Command::Undo(Undo::Files { step: revoke.name().to_owned() });
+    world.carry_out("p", undo).await.unwrap();
+    assert_eq!(world.site().read(keys), "ssh-rsa A a\nssh-rsa B b\n");
 }
 
 #[tokio::test]

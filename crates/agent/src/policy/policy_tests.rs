@@ -1,7 +1,10 @@
 use std::{collections::BTreeMap, os::unix::fs::PermissionsExt as _};
 
 use refit_kinds::{
-    refit::{BundleRef, OsImageArgs, PackageArgs, PlannedFile, SecretKey},
+    refit::{
+        BundleRef, CommandArgs, KeyArgs, OsImageArgs, PackageArgs, PlannedFile, RevokedKeys,
+        SecretKey,
+    },
     version::KubernetesVersion,
 };
 
@@ -94,6 +97,39 @@ fn only_the_listed_types_of_steps_run() {
     assert!(forbidden("steps = []", &HostStep::Snapshot {}, &host).is_some());
     for other in ["", "paths = []\nrepositories = []"] {
         assert_eq!(forbidden(other, &HostStep::Reboot {}, &host), None, "{other}");
+    }
+}
+
+/// A command could do what another key of the policy forbids.
+#[test]
+fn commands_run_only_if_the_policy_names_them() {
+    let step = HostStep::Commands(CommandArgs { commands: vec!["true".to_owned()] });
+    for (text, is_allowed) in [
+        (r#"paths = ["/"]"#, false),
+        ("repositories = []", false),
+        (r#"steps = ["files"]"#, false),
+        (r#"steps = ["files", "commands"]"#, true),
+    ] {
+        let refused = forbidden(text, &step, &FakeHost::default());
+        let expected = (!is_allowed).then_some("steps \"commands\"");
+        assert_eq!(refused.as_deref(), expected, "{text}");
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("missing.toml");
+    let absent = PolicyFile { may_be_absent: true, ..PolicyFile::new(path) };
+    assert_eq!(absent.read(), Ok(None), "without a policy everything is allowed");
+    assert_eq!(absent.never_allows(&PlannedStep::new(step)), None);
+}
+
+#[test]
+fn keys_are_revoked_below_the_listed_paths() {
+    let host = FakeHost { homes: BTreeMap::from([("root", "/root")]), ..FakeHost::default() };
+    for (user, path) in [("ops", "/home/ops"), ("root", "/root")] {
+        let users = vec![RevokedKeys { user: user.to_owned(), keys: Vec::new() }];
+        let step = HostStep::KeysRevoke(KeyArgs { users });
+        assert_eq!(forbidden(&format!("paths = [{path:?}]"), &step, &host), None);
+        let refused = forbidden(r#"paths = ["/etc"]"#, &step, &host);
+        assert_eq!(refused, Some(format!("paths \"{path}/.ssh/authorized_keys\"")));
     }
 }
 
