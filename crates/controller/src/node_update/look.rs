@@ -358,9 +358,11 @@ fn other_machines(
         let newest = speaker(updates.iter().map(AsRef::as_ref), &machine_uid);
         let newest_phase = newest.map(NodeUpdate::phase);
         let counted = of_rollouts(updates.iter().map(AsRef::as_ref), &machine_uid);
-        all.failures.extend(counted.into_iter().filter_map(|update| {
-            Some((RolloutKey::of(&update.spec, pace)?, failure_of(update)?))
-        }));
+        all.failures.extend(
+            counted.into_iter().filter_map(|update| {
+                Some((RolloutKey::of(&update.spec, pace)?, failure_of(update)?))
+            }),
+        );
         // One that has just claimed a slot may still show that it waits for it.
         let has_turns = |update: &&NodeUpdate| !update.spec.issues_certificates();
         if newest.filter(has_turns).is_some_and(waits_for_its_turn) && !holds(&status, &machine_uid)

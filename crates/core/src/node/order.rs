@@ -160,14 +160,8 @@ mod tests {
                 vec!["m-1", "m-2"],
             ),
             (vec![(1, &settings, Phase::Failed)], vec!["m-1"]),
-            (
-                vec![(1, &settings, Phase::Failed), (2, &settings, Phase::Waiting)],
-                vec!["m-2"],
-            ),
-            (
-                vec![(1, &option, Phase::Succeeded), (2, &certificates, Phase::Failed)],
-                vec!["m-1"],
-            ),
+            (vec![(1, &settings, Phase::Failed), (2, &settings, Phase::Waiting)], vec!["m-2"]),
+            (vec![(1, &option, Phase::Succeeded), (2, &certificates, Phase::Failed)], vec!["m-1"]),
         ] {
             let all: Vec<NodeUpdate> =
                 updates.into_iter().map(|(n, goal, phase)| update(n, goal, phase)).collect();

@@ -7,7 +7,7 @@
 //! | `kubelet` | `kubelet-flags` or `kubelet-install` | applied, and the kubelet is restarted |
 //! | `containerRuntime` | `container-runtime-install` | applied |
 //! | `osImage` | `os-image-finalize` | applied, and the host reboots |
-//! | `packages`, `bundle`, `limits` | | how the others are applied: a change of these alone is none of the host |
+//! | `packages`, `bundle`, `limits` | | how the others are applied: a change of these alone changes no host |
 //! | `kubeadm`, `images`, `certificates` | | only in an upgrade |
 
 use std::collections::BTreeMap;

@@ -149,8 +149,7 @@ impl NodeUpdateSpec {
     /// Whether kubeadm brings the host to the Kubernetes version of the goal.
     pub fn upgrades_host(&self) -> bool {
         let is_of_kubeadm = |part: &UpdatePart| part.updater == KUBEADM && !part.is_adopted();
-        !self.is_upkeep()
-            && self.parts.as_ref().is_none_or(|parts| parts.iter().any(is_of_kubeadm))
+        !self.is_upkeep() && self.parts.as_ref().is_none_or(|parts| parts.iter().any(is_of_kubeadm))
     }
 
     /// Whether updaters take part that work through gates: the agent on the host, or providers.

@@ -14,8 +14,8 @@ use refit_kinds::{
     clip,
     refit::{
         ClaimId, Disruption, Gate, GoalCertificates, HostPlan, HostPlanSpec, HostPlanStatus,
-        HostStep, MAX_FACT, NodeName, NodeUpdate, OsImageArgs, Phase, PlanId,
-        PlanSettings, PlanState, PlannedStep, REPORT_INTERVAL_SECONDS, Role, SettingHashes, StepState,
+        HostStep, MAX_FACT, NodeName, NodeUpdate, OsImageArgs, Phase, PlanId, PlanSettings,
+        PlanState, PlannedStep, REPORT_INTERVAL_SECONDS, Role, SettingHashes, StepState,
     },
 };
 
@@ -29,9 +29,7 @@ use crate::report::Refusal;
 
 pub use applied::settings_had;
 pub use arrival::Arrival;
-pub use settings::{
-    SettingsSources, Specificity, applying_settings, from_bundle, host_settings,
-};
+pub use settings::{SettingsSources, Specificity, applying_settings, from_bundle, host_settings};
 pub use steps::{HostWork, Reboot, plan_steps};
 
 /// The host of a Machine, for one of its NodeUpdates.
@@ -166,8 +164,7 @@ impl<'a> Host<'a> {
             reboot: s.reboot,
             settings,
             applies_settings: applied.is_some(),
-            os_image: os_image(&s.update)
-                .or_else(|| applied?.os_image.as_ref()),
+            os_image: os_image(&s.update).or_else(|| applied?.os_image.as_ref()),
             facts: self.plan.and_then(|plan| plan.status.as_ref()).map(|status| &status.facts),
         };
         let applies = applied.is_some_and(|all| SettingHashes::of(all) != SettingHashes::default());
