@@ -1,5 +1,5 @@
 //! The controller of HostSettings that change: it starts updates of the machines that they apply to, where the policy of
-//! their owner says so.
+//! their owner wants them.
 //!
 //! It looks at a group when its HostSettings, its owner, its Cluster, a Machine or a NodeUpdate changes. All of its machines
 //! that lack something get a NodeUpdate at once; the group's slots and pacing decide when each begins.
@@ -122,16 +122,33 @@ async fn reconcile(ctx: &Context, key: &ObjectKey) -> anyhow::Result<Action> {
         }
     };
     let mut started = BTreeMap::new();
-    let mut outcome = Ok(Action::Done);
-    for machine in &machines {
-        let updates = node_updates_of_machine(stores, &ObjectKey::of(machine.as_ref()));
+    let seen = (policy.settings_changes, owner.is_rolled_out());
+    let outcome = start_all(ctx, (&group, &machines), &settings, seen, &mut started).await;
+    // What has started before an error is announced, too.
+    if !started.is_empty() {
+        announce_started(ctx, &group, &settings, &started).await;
+    }
+    outcome
+}
+
+/// Starts the updates of all machines of a group that lack something, and collects their names by Machine.
+async fn start_all(
+    ctx: &Context,
+    (group, machines): (&Group, &[Arc<Machine>]),
+    settings: &HostSettings,
+    (changes, is_rolled_out): (SettingsChanges, bool),
+    started: &mut BTreeMap<String, String>,
+) -> anyhow::Result<Action> {
+    let mut next = Action::Done;
+    for machine in machines {
+        let updates = node_updates_of_machine(&ctx.stores, &ObjectKey::of(machine.as_ref()));
         let updates: Vec<&NodeUpdate> = updates.iter().map(AsRef::as_ref).collect();
         let decided = start(&SettingsSeen {
-            changes: policy.settings_changes,
+            changes,
             settings: &settings.spec.settings,
             machine,
             updates: &updates,
-            is_rolled_out: owner.is_rolled_out(),
+            is_rolled_out,
         });
         let goal = match decided {
             Ok(goal) => goal,
@@ -140,22 +157,15 @@ async fn reconcile(ctx: &Context, key: &ObjectKey) -> anyhow::Result<Action> {
                 continue;
             }
         };
-        match request(ctx, machine, &group, &goal, &settings).await {
-            Ok(Some(update)) => {
+        match request(ctx, machine, group, &goal, settings).await? {
+            Some(update) => {
                 started.insert(machine.name_any(), update);
             }
             // The caches are about to show what was found.
-            Ok(None) => outcome = Ok(Action::RequeueAfter(COLLECT)),
-            Err(error) => {
-                outcome = Err(error);
-                break;
-            }
+            None => next = Action::RequeueAfter(COLLECT),
         }
     }
-    if !started.is_empty() {
-        announce_started(ctx, &group, &settings, &started).await;
-    }
-    outcome
+    Ok(next)
 }
 
 /// Creates the NodeUpdate of a Machine; returns its name, or `None` if there is a newer one than was known.

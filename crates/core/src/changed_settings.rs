@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn updates_start_only_where_the_policy_says_so_and_nothing_else_is_done() {
+    fn updates_start_only_where_the_policy_wants_them_and_nothing_else_is_done() {
         let plain = || machine(&json!({}));
         let with = |key: &str| machine(&json!({"/metadata/annotations": {key: ""}}));
         let not = Some;

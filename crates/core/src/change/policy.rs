@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn changed_settings_start_updates_only_where_the_exact_word_says_so() {
+    fn only_the_exact_word_lets_changed_settings_start_updates() {
         use SettingsChanges::{Start, Wait};
         let none = BTreeMap::new();
         let word = |value| annotations(keys::HOST_SETTINGS_CHANGES, value);

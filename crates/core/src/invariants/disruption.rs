@@ -1,8 +1,5 @@
 //! Violations of how much an update disturbs its machine: what its parts and its plan say is what happens.
 
-use refit_kinds::refit::{Disruption, StepType};
-use strum::VariantArray as _;
-
 use super::{
     Invariant, Violation,
     objects::Plan,
@@ -32,25 +29,19 @@ impl World {
     pub(super) fn disturbs_otherwise(&self, key: &Key, plan: &Plan) -> Option<Violation> {
         let update = self.updates.values().find(|update| update.uid == plan.plan_id);
         let has = plan.disruption;
-        let needs_more = plan.steps.iter().find(|step| least(step) > has);
+        let needs_more = plan.steps.iter().find(|(_, least)| *least > has);
         let more_than_certificates = || {
             let only = update?.only_steps?;
-            plan.steps.iter().find(|step| !only.contains(&step.as_str()))
+            plan.steps.iter().find(|(step, _)| !only.contains(&step.as_str()))
         };
         let message = if let Some(update) = update.filter(|update| update.disruption > has) {
             format!("its disruption is {has:?}, and that of its NodeUpdate {:?}", update.disruption)
-        } else if let Some(step) = needs_more {
-            format!("its disruption is {has:?}, and step {step} needs {:?}", least(step))
+        } else if let Some((step, least)) = needs_more {
+            format!("its disruption is {has:?}, and step {step} needs {least:?}")
         } else {
-            let step = more_than_certificates()?;
+            let (step, _) = more_than_certificates()?;
             format!("it has step {step}, and its NodeUpdate only issues certificates")
         };
         Some(violation(Invariant::Disruption, "HostPlan", &key.1, message))
     }
-}
-
-/// How much a step needs at least, by its id.
-fn least(step: &str) -> Disruption {
-    let type_ = StepType::VARIANTS.iter().find(|type_| type_.id() == step);
-    type_.map_or(Disruption::None, |type_| type_.rules().least_disruption)
 }

@@ -8,10 +8,12 @@ use refit_kinds::{
     canonical::K8SD,
     json::{annotation, condition, controller, label, name, text, time},
     keys,
-    refit::{Disruption, Gate, Phase},
+    refit::{Disruption, Gate, HostStep, Phase, PlannedStep, StepType},
     version::StatedVersion,
 };
+use serde::Deserialize as _;
 use serde_json::Value;
+use strum::VariantArray as _;
 
 fn parsed<T: serde::de::DeserializeOwned + Default>(value: &Value, pointer: &str) -> T {
     let value = value.pointer(pointer).cloned();
@@ -244,8 +246,8 @@ pub(super) struct Plan {
     pub(super) ended: bool,
     /// How its update disturbs the machine.
     pub(super) disruption: Disruption,
-    /// Ids of its steps.
-    pub(super) steps: Vec<String>,
+    /// Ids of its steps, and how much each disturbs the machine at least.
+    pub(super) steps: Vec<(String, Disruption)>,
 }
 
 impl Plan {
@@ -260,10 +262,22 @@ impl Plan {
             passed: if is_reported { passed } else { Gate::Closed },
             ended: is_reported && matches!(state, "Succeeded" | "Failed" | "Stopped"),
             disruption: parsed(value, "/spec/disruption"),
-            steps: steps.into_iter().flatten().map(|step| text(step, "/id").to_owned()).collect(),
+            steps: steps.into_iter().flatten().map(step).collect(),
             plan_id,
         }
     }
+}
+
+/// The id of a planned step, and how much it disturbs the machine at least.
+fn step(value: &Value) -> (String, Disruption) {
+    let id = text(value, "/id");
+    let planned = PlannedStep::deserialize(value).ok();
+    let least = planned.as_ref().and_then(PlannedStep::step).map(HostStep::least_disruption);
+    let of_type = || {
+        let type_ = StepType::VARIANTS.iter().find(|type_| type_.id() == id)?;
+        Some(type_.rules().least_disruption)
+    };
+    (id.to_owned(), least.or_else(of_type).unwrap_or(Disruption::None))
 }
 
 /// A mirror pod of the control plane.

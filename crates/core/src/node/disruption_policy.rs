@@ -15,7 +15,8 @@ use std::{
 };
 
 use refit_kinds::refit::{
-    Disruption, GroupOwner, NodeAction, NodeDisruptionPolicy, NodeDisruptionPolicySpec,
+    Disruption, GroupOwner, NodeAction, NodeDisruptionPolicy, NodeDisruptionPolicySpec, UnitAction,
+    UnitVerb,
 };
 
 use super::{
@@ -26,8 +27,6 @@ use crate::report::Refusal;
 
 /// The unit of the kubelet.
 pub(super) const KUBELET: &str = "kubelet.service";
-/// Units that apply a configuration and end: a restart of theirs interrupts nothing.
-const APPLIERS: [&str; 2] = ["systemd-sysctl.service", "systemd-modules-load.service"];
 
 /// What decides about the NodeDisruptionPolicy of a machine.
 #[derive(Clone, Copy, Debug)]
@@ -94,9 +93,9 @@ impl Actions {
     fn of_one(action: &NodeAction) -> Self {
         match action {
             NodeAction::None {} => Self::none(),
-            NodeAction::Reload(unit) => {
-                Self { reload: BTreeSet::from([unit.clone()]), ..Self::none() }
-            }
+            // A kubelet reads its configuration only when it starts.
+            NodeAction::Reload(unit) if unit == KUBELET => Self::restart(KUBELET),
+            NodeAction::Reload(unit) => Self::reload(unit),
             NodeAction::Restart(unit) => Self::restart(unit),
             NodeAction::RestartKubelet {} => Self::restart(KUBELET),
             NodeAction::Drain {} => Self::disturb(Disruption::Drain),
@@ -109,9 +108,9 @@ impl Actions {
         if unit == KUBELET {
             return Self { restart_kubelet: true, ..Self::disturb(Disruption::Restart) };
         }
-        let disruption =
-            if APPLIERS.contains(&unit) { Disruption::None } else { Disruption::Restart };
-        Self { restart: BTreeSet::from([unit.to_owned()]), ..Self::disturb(disruption) }
+        let action = UnitAction { unit: unit.to_owned(), verb: UnitVerb::Restart };
+        let disruption = if action.interrupts() { Disruption::Restart } else { Disruption::None };
+        Self { restart: BTreeSet::from([action.unit]), ..Self::disturb(disruption) }
     }
 
     /// A reload of a unit.

@@ -8,7 +8,7 @@
 //! | `containerRuntime` | `container-runtime-install` | applied |
 //! | `osImage` | `os-image-finalize` | applied, and the host reboots |
 //! | `osPackages` | `os-packages-install` | applied, and the host reboots if it must |
-//! | `packages`, `bundle`, `limits` | | how the others are applied: a change of these alone is none of the host |
+//! | `packages`, `bundle`, `limits` | | how the others are applied: a change of these alone changes no host |
 //! | `kubeadm`, `images`, `certificates` | | only in an upgrade |
 
 use std::collections::BTreeMap;

@@ -4,7 +4,12 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Types of units that a plan may reload or restart.
-const UNIT_TYPES: [&str; 6] = ["service", "socket", "timer", "path", "mount", "slice"];
+const UNIT_TYPES: [&str; 5] = ["service", "socket", "timer", "path", "mount"];
+/// The full name of a unit of such a type.
+pub(super) const UNIT_PATTERN: &str =
+    r"^[a-zA-Z0-9:_.\\@][a-zA-Z0-9:_.\\@-]*\.(service|socket|timer|path|mount)$";
+/// Units that apply a configuration and end: a restart of theirs interrupts nothing.
+const APPLIERS: [&str; 2] = ["systemd-sysctl.service", "systemd-modules-load.service"];
 /// Maximum length of the name of a unit: systemd's own.
 const UNIT_CHARS: usize = 255;
 /// Start of the names of the agent's unit, and of the transient units of its steps.
@@ -28,7 +33,7 @@ pub struct UnitAction {
     /// Name with its type, such as `containerd.service`; neither the kubelet's unit nor one of the agent.
     #[schemars(
         length(max = UNIT_CHARS),
-        regex(pattern = r"^[a-zA-Z0-9:_.\\@][a-zA-Z0-9:_.\\@-]*\.(service|socket|timer|path|mount|slice)$")
+        regex(pattern = UNIT_PATTERN)
     )]
     pub unit: String,
     /// What is done to it.
@@ -47,14 +52,21 @@ pub enum UnitVerb {
     Restart,
 }
 
+impl UnitAction {
+    /// Whether it interrupts what the unit does.
+    pub fn interrupts(&self) -> bool {
+        self.verb == UnitVerb::Restart && !APPLIERS.contains(&self.unit.as_str())
+    }
+}
+
 impl UnitArgs {
-    /// Whether a unit is restarted.
-    pub fn restarts(&self) -> bool {
-        self.units.iter().any(|action| action.verb == UnitVerb::Restart)
+    /// Whether it interrupts what a unit does.
+    pub fn interrupts(&self) -> bool {
+        self.units.iter().any(UnitAction::interrupts)
     }
 
     /// Why the units cannot be reloaded or restarted, and the remedy.
-    pub(super) fn fault(&self) -> Option<String> {
+    pub fn fault(&self) -> Option<String> {
         self.units.iter().find_map(|UnitAction { unit, .. }| {
             if !is_unit(unit) {
                 let types = UNIT_TYPES.join(", ");

@@ -406,7 +406,7 @@ impl HostStep {
     /// How much an update that has this step disturbs its machine at least: its plan must allow that.
     pub fn least_disruption(&self) -> Disruption {
         let of_type = StepType::from(self).rules().least_disruption;
-        let restarts = matches!(self, Self::UnitActions(units) if units.restarts());
+        let restarts = matches!(self, Self::UnitActions(units) if units.interrupts());
         if restarts { of_type.max(Disruption::Restart) } else { of_type }
     }
 

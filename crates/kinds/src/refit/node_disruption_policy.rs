@@ -4,17 +4,13 @@ use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{AppliesTo, host_step::one_member};
+use super::{AppliesTo, change_args::UNIT_PATTERN, host_step::one_member};
 
 /// The longest path of a [`FilePolicy`].
 pub const MAX_POLICY_PATH: usize = 1024;
 /// An absolute path without empty components. `*` is only at its end, after at least one character
 /// of a name: all files of a directory have its path with a `/`.
 const PATH: &str = r"^/([^/*]+/)*([^/*]+\*?)?$";
-/// Names of units that can be restarted: neither slices, which contain other units, nor scopes,
-/// which systemd does not start.
-const UNIT: &str =
-    r"^[A-Za-z0-9:_.\\@-]+\.(service|socket|timer|path|mount|automount|swap|target)$";
 /// Names of units whose files can be changed, templates among them.
 const CHANGED_UNIT: &str = r"^[A-Za-z0-9:_.\\@-]+\.[a-z]+$";
 /// The longest name of a unit (systemd's `UNIT_NAME_MAX`, which counts the end of the string).
@@ -123,9 +119,9 @@ pub enum NodeAction {
     /// Nothing.
     None {},
     /// This unit reloads its configuration. It takes no slot of the group.
-    Reload(#[schemars(length(max = MAX_UNIT), regex(pattern = UNIT))] String),
+    Reload(#[schemars(length(max = MAX_UNIT), regex(pattern = UNIT_PATTERN))] String),
     /// This unit is restarted. It takes a slot of the group, and pods stay.
-    Restart(#[schemars(length(max = MAX_UNIT), regex(pattern = UNIT))] String),
+    Restart(#[schemars(length(max = MAX_UNIT), regex(pattern = UNIT_PATTERN))] String),
     /// The kubelet is restarted. It takes a slot of the group, and pods stay.
     RestartKubelet {},
     /// The node is drained before the change.

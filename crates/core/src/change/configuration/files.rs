@@ -40,7 +40,7 @@ pub(super) fn changed(
     part.files.sort();
     part.secrets.sort();
     part.secrets.dedup();
-    Ok(with_actions(part, actions))
+    with_actions(part, actions)
 }
 
 fn by_path(files: &[ConfigFile]) -> Result<BTreeMap<&str, &ConfigFile>, String> {

@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use refit_cluster_api::host_configuration::{HostConfiguration, Places};
 use refit_kinds::refit::{
     ChangedConfiguration, ConfigurationPart, Disruption, NodeDisruptionPolicySpec, UnitAction,
-    UnitVerb, UpdatePart,
+    UnitArgs, UnitVerb, UpdatePart,
 };
 use serde_json::Value;
 
@@ -114,14 +114,19 @@ pub(super) fn find(rules: &ConfigurationRules, changes: PartChanges, case: &Case
     found
 }
 
-/// A part with what its changes need to take effect.
-fn with_actions(part: ConfigurationPart, actions: Actions) -> ChangedConfiguration {
+/// A part with what its changes need to take effect, or why that is not possible.
+fn with_actions(part: ConfigurationPart, actions: Actions) -> Result<ChangedConfiguration, String> {
     let Actions { reload, restart, restart_kubelet, disruption } = actions;
     let action = |verb| move |unit| UnitAction { unit, verb };
     let reloaded = reload.into_iter().map(action(UnitVerb::Reload));
-    let units = restart.into_iter().map(action(UnitVerb::Restart)).chain(reloaded).collect();
+    let restarted = restart.into_iter().map(action(UnitVerb::Restart));
+    let args = UnitArgs { units: restarted.chain(reloaded).collect() };
+    if let Some(fault) = args.fault() {
+        return Err(fault);
+    }
+    let UnitArgs { units } = args;
     let part = ConfigurationPart { units, restarts_kubelet: restart_kubelet, ..part };
-    ChangedConfiguration { part, disruption }
+    Ok(ChangedConfiguration { part, disruption })
 }
 
 /// The host's configuration before and after.

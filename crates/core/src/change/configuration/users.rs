@@ -34,7 +34,7 @@ pub(super) fn changed(
         part.users.push(user.name.clone());
     }
     part.users.sort();
-    Ok(with_actions(part, actions_of_user(rules.policy.as_ref())))
+    with_actions(part, actions_of_user(rules.policy.as_ref()))
 }
 
 fn by_name(users: &[ConfigUser]) -> Result<BTreeMap<&str, &ConfigUser>, String> {

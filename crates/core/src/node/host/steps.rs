@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | Stage | preflight, stage, image-preload, os-packages-stage, os-image-stage, snapshot | nothing: they change nothing that runs; package sources are restored |
 //! | Upgrade | os-packages-install, kubeadm-install, kubeadm-upgrade, etcd-upgrade, certificates-renew | packages, configuration |
-//! | Disrupt | files, keys-revoke, ntp, ntp-replace, unit-actions, commands, container-runtime-install, os-image-finalize, kubelet-flags or kubelet-install, kubelet-restart or reboot, reboot-if-required, os-image-commit, verify | files, packages, the A/B slot, a restart |
+//! | Disrupt | files, keys-revoke, ntp, ntp-replace, unit-actions, container-runtime-install, commands, os-image-finalize, kubelet-flags or kubelet-install, kubelet-restart or reboot, reboot-if-required, os-image-commit, verify | files, packages, the A/B slot, a restart |
 //!
 //! Between Upgrade and Disrupt the controller drains the node, if the update disturbs it that much. Steps that the goal and
 //! the settings do not require are not planned: without a version no package is, nor kubeadm.
@@ -242,8 +242,8 @@ impl<'a> HostWork<'a> {
             settings.ntp.clone().filter(|_| applied).map(HostStep::Ntp),
             self.configured(|configuration| configuration.ntp.clone()).map(HostStep::NtpReplace),
             self.configured(|configuration| configuration.units.clone()).map(HostStep::UnitActions),
-            self.configured(|configuration| configuration.commands.clone()).map(HostStep::Commands),
             runtime.then(|| HostStep::ContainerRuntimeInstall { packages: self.all_packages() }),
+            self.configured(|configuration| configuration.commands.clone()).map(HostStep::Commands),
             image.clone().map(|os_image| HostStep::OsImageFinalize { os_image }),
             self.flags().map(HostStep::KubeletFlags),
             self.kubelet_package().map(|version| HostStep::KubeletInstall {
