@@ -477,7 +477,7 @@ mod tests {
     }
 
     fn image() -> UpdatePart {
-        let host = Some(HostPart { os_image: OsImageArgs::default() });
+        let host = Some(HostPart::OsImage(OsImageArgs::default()));
         UpdatePart { host, ..added(Disruption::Reboot) }
     }
 
