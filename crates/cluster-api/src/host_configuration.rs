@@ -218,7 +218,7 @@ mod tests {
     fn an_invalid_configuration_is_named_without_its_values() {
         let spec = json!({"files": [{"path": "/a", "content": ["hunter2"]}]});
         let error = HostConfiguration::of(&spec).unwrap_err();
-        assert_eq!(error, "files[0] is not as KubeadmConfig v1beta2 has it");
+        assert_eq!(error, "files[0].content is not as KubeadmConfig v1beta2 has it");
     }
 
     #[test]

@@ -84,7 +84,7 @@ async fn the_api_server_rejects_ambiguous_and_incomplete_disruption_policies() {
         "appliesTo": {"clusters": ["edge-1"]},
         "files": [
             {"path": "/etc/x", "actions": [{"drain": {}}, {"restart": "a@1.service"}]},
-            {"path": "/etc/y", "actions": [{"reload": "dev-disk-by\\x2dlabel-x.swap"}]},
+            {"path": "/etc/y", "actions": [{"reload": "data-x\\x2dy.mount"}]},
         ],
         "units": [{"name": "kubepods.slice", "actions": [{"restartKubelet": {}}]}],
         "users": {"actions": [{"reboot": {}}]},

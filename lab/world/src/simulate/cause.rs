@@ -18,6 +18,7 @@ use refit_kinds::{
 };
 use serde_json::Value;
 
+use super::configure;
 use crate::{
     script::{
         look::{newest_update, owners, owns, wanted_version},
@@ -209,6 +210,7 @@ pub(super) fn cause_holds(
         RefusalReason::UntilReached => {
             Some(["Stage", "Upgrade"].contains(&text(update, "/spec/until")))
         }
+        RefusalReason::ConfigurationChanged => Some(configure::has_changed(session, update, own?)),
         RefusalReason::HostSettingsAnnotation => {
             let (_, owner) = object.rsplit_once(' ').unwrap_or_default();
             let owners = owners(world).into_iter().filter(|one| name(one) == owner);
@@ -221,7 +223,6 @@ pub(super) fn cause_holds(
         // No world of a simulation has these.
         RefusalReason::AgentTooOld
         | RefusalReason::HostUnreadable
-        | RefusalReason::ConfigurationChanged
         | RefusalReason::ConfigurationConflict
         | RefusalReason::EtcdQuorum
         | RefusalReason::CertificateExpires

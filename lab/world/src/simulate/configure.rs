@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use refit_core::change::hash_of_configuration;
 use refit_kinds::{
     json::{name, namespace, text},
     refit::CONFIGURATION,
@@ -15,14 +16,14 @@ use super::{
 use crate::{random::Random, script::session::Session, world::lock};
 
 /// The file that changes.
-const FILE: &str = "/etc/motd";
+const FILE: &str = "/etc/configured";
 
 /// A file of all machines of an owner changes, and sometimes a flag of their kubelets, which a later change removes.
 pub(super) fn change(random: &mut Random, setting: &Setting<'_>) -> Vec<String> {
     let number = random.between(1, 1000);
     let file = format!(r#""files": [{{"path": "{FILE}", "content": "{number}"}}]"#);
     let flag = format!(
-        r#", "joinConfiguration": {{"nodeRegistration": {{"kubeletExtraArgs": [{{"name": "v", "value": "{number}"}}]}}}}"#
+        r#", "joinConfiguration": {{"nodeRegistration": {{"kubeletExtraArgs": [{{"name": "max-pods", "value": "{number}"}}]}}}}"#
     );
     let flag = if random.chance(1, 2) { &flag } else { "" };
     let spec = format!("{{{file}{flag}}}");
@@ -71,12 +72,24 @@ fn writes_file(update: &Value) -> bool {
     })
 }
 
-/// The content of the file in the KubeadmConfig of a machine.
-fn wanted(session: &Session, machine: &Value) -> Option<String> {
+/// Whether the KubeadmConfig of a machine asks for something else than its NodeUpdate was made for.
+pub(super) fn has_changed(session: &Session, update: &Value, machine: &Value) -> bool {
+    let mut goals = update["spec"]["goal"]["parts"].as_array().into_iter().flatten();
+    let goal = goals.find(|part| text(part, "/updater") == CONFIGURATION);
+    let found = config_of(session, machine).map(|config| hash_of_configuration(&config["spec"]));
+    goal.is_some_and(|goal| found.as_deref() != Some(text(goal, "/hash")))
+}
+
+fn config_of(session: &Session, machine: &Value) -> Option<Arc<Value>> {
     let reference = &machine["spec"]["bootstrap"]["configRef"];
     let mirror = &session.world.inner.management_mirror;
     let place = mirror.place(text(reference, "/apiGroup"), text(reference, "/kind"))?;
-    let config: Arc<Value> = mirror.get(&place.id, namespace(machine), text(reference, "/name"))?;
+    mirror.get(&place.id, namespace(machine), text(reference, "/name"))
+}
+
+/// The content of the file in the KubeadmConfig of a machine.
+fn wanted(session: &Session, machine: &Value) -> Option<String> {
+    let config = config_of(session, machine)?;
     let mut files = config["spec"]["files"].as_array().into_iter().flatten();
     let file = files.find(|file| text(file, "/path") == FILE)?;
     Some(text(file, "/content").to_owned())

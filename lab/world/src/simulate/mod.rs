@@ -110,7 +110,7 @@ impl fmt::Display for Failure {
 }
 
 /// Reasons that no world of the simulation can have.
-const OUT_OF_REACH: [&str; 12] = [
+const OUT_OF_REACH: [&str; 13] = [
     // Control planes have one member or three, and lack one only while their group does.
     "EtcdQuorum",
     // No certificate expires.
@@ -132,6 +132,8 @@ const OUT_OF_REACH: [&str; 12] = [
     // Nor does a simulation create NodeDisruptionPolicies.
     "DisruptionPolicyUnreadable",
     "DisruptionPolicyConflict",
+    // Operators set other files and flags in KubeadmConfigs than in HostSettings.
+    "ConfigurationConflict",
     // Worlds are small.
     "ClusterTooLarge",
 ];
