@@ -478,15 +478,15 @@ impl Refusal {
             }
             Self::OlderUpdateUnfinished { node_update }
             | Self::UntilReached { node_update, .. } => node_update.clone(),
-            Self::Paused { object } | Self::HostSettingsAnnotation { object } => object.clone(),
+            Self::Paused { object }
+            | Self::HostSettingsAnnotation { object }
+            | Self::ConfigurationChanged { object, .. } => object.clone(),
             Self::UpdaterUnusable { updater, .. }
             | Self::UpdaterFails { updater, .. }
             | Self::UpdaterNotVerified { updater, .. } => {
                 format!("Updater {updater}")
             }
             Self::OsImageConflict { sources } => sources.clone(),
-            Self::ConfigurationChanged { object, .. } => object.clone(),
-            Self::ConfigurationConflict { what } => what.clone(),
             Self::HostSettingsUnreadable { name, .. } => format!("HostSettings {name}"),
             Self::HostSettingsConflict { names, .. } => {
                 format!("HostSettings {}", names.join(", "))
@@ -497,7 +497,9 @@ impl Refusal {
             Self::DisruptionPolicyConflict { names, .. } => {
                 format!("NodeDisruptionPolicy {}", names.join(", "))
             }
-            Self::ApiRefused { what, .. } | Self::ApiErrors { what, .. } => what.clone(),
+            Self::ApiRefused { what, .. }
+            | Self::ApiErrors { what, .. }
+            | Self::ConfigurationConflict { what } => what.clone(),
             Self::Drain(drain) => drain.object().to_owned(),
             Self::GroupUnavailable { lacks_machines: true, .. } => MISSING_MACHINE.to_owned(),
             Self::GroupUnavailable { lacks_machines: false, .. }

@@ -8,7 +8,7 @@ use refit_core::{
         verdict,
     },
     group::Exception,
-    report::{Reason, Refusal},
+    report::Reason,
 };
 use refit_kinds::{refit::ExceptionRule, version::StatedVersion};
 use refit_predict::{BLOCKED_REASONS, CauseReason, Unreached, doctor::Check};
@@ -86,7 +86,6 @@ fn not_ready() -> Vec<NotReady> {
         NotReady::ProviderUnknown { object: s(), why: s() },
         NotReady::ProviderForbidden { object: s(), why: s() },
         NotReady::NotRecorded { error: s() },
-        NotReady::DisruptionPolicy(Refusal::DisruptionPolicyUnreadable { name: s(), why: s() }),
         NotReady::OwnerDiffers { owner: s() },
         NotReady::OwnerUnread { owner: s(), error: s() },
         NotReady::Unconfirmed { error: s() },
@@ -101,14 +100,13 @@ fn not_ready() -> Vec<NotReady> {
             | NotReady::OwnerUnknown { .. }
             | NotReady::TaskAtWork { .. }
             | NotReady::Deleting { .. }
-            | NotReady::Excepted { .. }
+            | NotReady::Refused { .. }
             | NotReady::AnotherMachine { .. }
             | NotReady::Returning { .. }
             | NotReady::NoFreshReport { .. }
             | NotReady::ControlPlaneBehind { .. }
             | NotReady::ApiServerBehind { .. }
             | NotReady::KubeletBehind { .. }
-            | NotReady::DisruptionPolicy(_)
             | NotReady::OwnerDiffers { .. }
             | NotReady::OwnerUnread { .. }
             | NotReady::Unconfirmed { .. }

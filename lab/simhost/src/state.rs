@@ -501,8 +501,13 @@ pub fn duration(node: &str, command: &Command) -> SignedDuration {
         ) => (20, 11),
         Command::Step(HostStep::Snapshot {} | HostStep::KubeadmInstall { .. }) => (7, 3),
         Command::Step(HostStep::OsImageStage { .. }) => (60, 20),
-        Command::Step(HostStep::OsImageFinalize { .. } | HostStep::OsImageCommit { .. })
-        | Command::Undo(Undo::OsImage { .. }) => (6, 3),
+        Command::Step(
+            HostStep::OsImageFinalize { .. }
+            | HostStep::OsImageCommit { .. }
+            | HostStep::UnitActions(_)
+            | HostStep::Commands(_),
+        )
+        | Command::Undo(Undo::OsImage { .. } | Undo::Units(_)) => (6, 3),
         Command::Step(HostStep::KubeadmUpgrade { role: Role::FirstControlPlane, .. }) => (48, 6),
         Command::Step(HostStep::KubeadmUpgrade { .. }) => (30, 16),
         Command::Step(
@@ -513,8 +518,6 @@ pub fn duration(node: &str, command: &Command) -> SignedDuration {
         )
         | Command::Undo(Undo::Packages { .. } | Undo::OsPackages) => (9, 3),
         Command::Step(HostStep::CertificatesRenew(_) | HostStep::EtcdUpgrade(_)) => (40, 10),
-        Command::Step(HostStep::UnitActions(_) | HostStep::Commands(_))
-        | Command::Undo(Undo::Units(_)) => (6, 3),
         Command::Step(HostStep::KubeletRestart {}) | Command::Undo(Undo::KubeletRestart) => (5, 3),
         Command::Step(HostStep::Reboot {}) => (55, 11),
         Command::Step(

@@ -211,7 +211,7 @@ impl HostState {
                 Ok(format!("{} fetched", PACKAGES.join(", ")))
             }
             Command::Step(HostStep::OsPackagesStage(args)) => Ok(self.stage_os_packages(args)),
-            Command::Step(HostStep::OsPackagesInstall(_)) => self.install_os_packages(),
+            Command::Step(HostStep::OsPackagesInstall(_)) => Ok(self.install_os_packages()),
             Command::Undo(Undo::OsPackages) => Ok(self.restore_os_packages()),
             Command::Step(HostStep::RebootIfRequired {}) if self.boot_required().is_none() => {
                 Ok("the packages need no boot".to_owned())

@@ -45,11 +45,14 @@ const MOST_NAMES: usize = 5;
 /// What an answer to [`required`] rests on. While it stays the same, so does the answer.
 pub(super) type Basis = Vec<Option<SystemTime>>;
 
+/// An answer to [`required`], with what it rests on.
+pub(super) type Answer = (Basis, Option<String>);
+
 /// The present [`Basis`] in this boot.
 pub(super) fn basis(site: &Site) -> Basis {
     let files = DATABASES.iter().chain(&REQUIRED);
     let changed = |path: &&str| fs::metadata(site.path(path)).and_then(|file| file.modified()).ok();
-    files.map(|path| changed(&path)).collect()
+    files.map(changed).collect()
 }
 
 /// Why the host must boot; `None` if it need not.
@@ -225,16 +228,12 @@ pub(super) async fn reboot_if_required(
         }
         Err(error) => return Err(WorkError::file(&path, &error)),
     }
-    match required(site).await? {
-        Some(why) => {
-            site.log(&format!("the host must boot: {why}"));
-            reboot::reboot(site, patience).await
-        }
-        None => {
-            site.log("the host has booted since its packages were installed");
-            atomic::remove(&path)
-        }
+    if let Some(why) = required(site).await? {
+        site.log(&format!("the host must boot: {why}"));
+        return reboot::reboot(site, patience).await;
     }
+    site.log("the host has booted since its packages were installed");
+    atomic::remove(&path)
 }
 
 /// Whether the host has booted, or need not. The mark of a step that boots the host proves nothing: the shutdown ends it.

@@ -27,7 +27,9 @@ fn debian(release: &str, packages: &str) -> ScriptedHost {
     let mut host = host(release);
     host.write("/var/lib/dpkg/status", "");
     host.script(Program::AptGet, "exit 1");
-    let lines: String = packages.split(", ").map(|one| format!("echo {one} installed; ")).collect();
+    let lines: Vec<String> =
+        packages.split(", ").map(|one| format!("echo {one} installed; ")).collect();
+    let lines = lines.concat();
     host.script(Program::DpkgQuery, &lines);
     host
 }
@@ -39,7 +41,8 @@ fn fedora(release: &str, kernels: &[&str], needs_restarting: &str) -> ScriptedHo
         "test \"$*\" = 'needs-restarting --reboothint --disablerepo=*' || exit 7\n{needs_restarting}"
     );
     host.script(Program::Dnf, &plugin);
-    let lines: String = kernels.iter().map(|one| format!("echo {one}; ")).collect();
+    let lines: Vec<String> = kernels.iter().map(|one| format!("echo {one}; ")).collect();
+    let lines = lines.concat();
     host.script(Program::Rpm, &lines);
     host
 }

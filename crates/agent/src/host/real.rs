@@ -58,7 +58,7 @@ pub struct RealHost {
     /// What no plan may write.
     own: OwnPaths,
     /// Whether the host must boot, as it was found last, with what that rested on.
-    boot_required: Arc<Mutex<Option<(boot::Basis, Option<String>)>>>,
+    boot_required: Arc<Mutex<Option<boot::Answer>>>,
     /// The last known version of the kubelet, with the program file that it belongs to.
     kubelet_versions: Arc<Mutex<Option<(FileIdentity, KubernetesVersion)>>>,
 }

@@ -37,6 +37,7 @@ const KUBEADM_CONFIG_VERSION: &str = "v1beta2";
 
 /// What must be read live before a write.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a read of its own")]
 pub(super) struct Needs {
     /// Everything that a disturbing write rests on.
     machines: bool,

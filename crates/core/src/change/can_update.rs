@@ -50,7 +50,6 @@ pub struct Known {
 
 /// What is known of what the configuration of hosts may claim.
 #[derive(Clone, Debug, Default, PartialEq)]
-#[expect(clippy::large_enum_variant, reason = "there is one per verdict, and most are rules")]
 pub enum ConfigurationKnown {
     /// No host gets any: a task only brings machines to a version.
     #[default]
@@ -202,7 +201,7 @@ pub fn can_update(level: Level, current: &Objects, desired: &Objects, known: &Kn
         return Judgement { coverage, verdict: Verdict::NotReady(NotReady::Deleting { machine }) };
     }
     if let Some(refusal) = known.configuration.unknown(&coverage) {
-        let verdict = Verdict::NotReady(NotReady::DisruptionPolicy(refusal));
+        let verdict = Verdict::NotReady(NotReady::Refused(refusal));
         return Judgement { coverage, verdict };
     }
     // A version that cannot be parsed is not covered, and the verdict reports it as uncovered.
@@ -223,7 +222,7 @@ pub fn can_update(level: Level, current: &Objects, desired: &Objects, known: &Kn
     let verdict = verdict(&known.policy, &coverage, busy, unready);
     // The way back disturbs nothing.
     let excepted = exception(level, &known.hosts).filter(|_| !returns || verdict.replaces());
-    let excepted = excepted.map(|why| Verdict::NotReady(NotReady::Excepted(why.into())));
+    let excepted = excepted.map(|why| Verdict::NotReady(NotReady::Refused(why.into())));
     Judgement { coverage, verdict: excepted.unwrap_or(verdict) }
 }
 

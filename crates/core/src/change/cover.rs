@@ -28,7 +28,6 @@ pub type PartChanges = Vec<(Part, Change)>;
 
 /// A way of updating a machine in place.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[expect(clippy::large_enum_variant, reason = "there are few, and most are added")]
 pub enum Updater {
     /// Kubernetes with kubeadm and packages: built in.
     Kubeadm,

@@ -61,10 +61,11 @@ pub enum NotReady {
         /// The unfinished work.
         what: Unfinished,
     },
-    /// An operator holds the machine, or leaves it out of the rollout: the refusal of its update.
+    /// Its update would be refused: an operator holds the machine or leaves it out of the rollout, or it is not known which
+    /// NodeDisruptionPolicy applies.
     #[non_exhaustive]
     #[strum(transparent)]
-    Excepted(Refusal),
+    Refused(Refusal),
     /// A machine whose update is withdrawn has unfinished work.
     #[non_exhaustive]
     Returning {
@@ -139,9 +140,6 @@ pub enum NotReady {
         /// The words of the API server.
         why: String,
     },
-    /// It is not known which NodeDisruptionPolicy applies, and so how a change disturbs the machines.
-    #[strum(transparent)]
-    DisruptionPolicy(Refusal),
     /// What Updaters are to do could not be recorded in the UpdateGroup.
     NotRecorded {
         /// What failed.
@@ -209,7 +207,7 @@ impl fmt::Display for NotReady {
                     "Machine {machine} of the same control plane is still being updated in place"
                 ),
             },
-            Self::Excepted(refusal) => f.write_str(&refusal.sentence()),
+            Self::Refused(refusal) => f.write_str(&refusal.sentence()),
             Self::Returning { machine, what } => match what {
                 Unfinished::NodeUpdate(name) => write!(
                     f,
@@ -269,7 +267,6 @@ impl fmt::Display for NotReady {
                 "an Updater claims a change of {object}, and Refit lacks the permission to ask whether its \
                  provider accepts the change: {why}"
             ),
-            Self::DisruptionPolicy(refusal) => f.write_str(&refusal.sentence()),
             Self::NotRecorded { error } => {
                 write!(f, "what Updaters are to do about the change could not be recorded: {error}")
             }

@@ -9,6 +9,7 @@ use super::{
     end,
     gate::nothing_to_do,
     guard, health,
+    host::settings_after,
     objects::short,
     order::newest_upgrade,
     preflight::{no_node, workload_refusal},
@@ -222,7 +223,7 @@ impl Work<'_> {
         let all: Vec<_> = planned.into_iter().chain(self.part_steps()).collect();
         steps::mirror(&mut self.status, &all);
         if matches!(order, Write::HostPlan(_)) {
-            self.status.host_settings = self.workers.host.settings_after(self.s);
+            self.status.host_settings = settings_after(self.s);
         }
         let line = match &order {
             Write::Provider(order) => {

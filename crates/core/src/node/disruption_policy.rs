@@ -49,7 +49,7 @@ pub fn node_disruption_policy(
     policies: NodePolicies<'_>,
 ) -> Result<Option<&NodeDisruptionPolicySpec>, Refusal> {
     let NodePolicies { objects, unreadable, owner, cluster } = policies;
-    match most_specific(Candidates { objects, unreadable, owner, cluster }) {
+    match most_specific(&Candidates { objects, unreadable, owner, cluster }) {
         Ok(chosen) => Ok(chosen.map(|object| &object.spec)),
         Err(NotChosen::Unreadable { name, why }) => {
             Err(Refusal::DisruptionPolicyUnreadable { name, why })
@@ -134,7 +134,8 @@ impl Actions {
         self.reload.extend(other.reload);
         self.restart_kubelet |= other.restart_kubelet;
         self.reload.retain(|unit| {
-            !self.restart.contains(unit) && !(self.restart_kubelet && unit == KUBELET)
+            let restarts = self.restart_kubelet && unit == KUBELET;
+            !restarts && !self.restart.contains(unit)
         });
         Self { disruption, ..self }
     }

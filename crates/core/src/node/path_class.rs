@@ -87,7 +87,8 @@ pub fn unit_of(path: &str) -> Option<&str> {
         None => below,
         Some((directory, file)) => {
             let unit = directory.strip_suffix(".d")?;
-            (file.ends_with(".conf") && !file.contains('/')).then_some(unit)?
+            let is_read = file.strip_suffix(".conf").is_some_and(|name| !name.contains('/'));
+            is_read.then_some(unit)?
         }
     };
     suffix(unit).is_some().then_some(unit)

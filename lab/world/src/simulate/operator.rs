@@ -91,10 +91,10 @@ pub(super) fn changed_settings(random: &mut Random, shape: &Shape) -> Vec<String
     let object = if random.chance(1, 2) { owner.clone() } else { format!("cluster/{CLUSTER}") };
     let policy = format!("{object} metadata.annotations.\"{}\"", keys::HOST_SETTINGS_CHANGES);
     vec![
-        settings(*random.pick(&asked)),
+        settings(random.pick::<&str>(&asked)),
         format!("change {policy} Start"),
         format!("wait {}s", random.between(1, 900)),
-        settings(*random.pick(&asked)),
+        settings(random.pick::<&str>(&asked)),
     ]
 }
 

@@ -1,6 +1,6 @@
 //! Packages of the operating system with dnf.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use refit_kinds::refit::{OsPackage, OsPackageArgs, PROTECTED_PACKAGES};
 
@@ -64,7 +64,7 @@ impl Dnf<'_> {
         install.retain(|name, version| now.get(name) != Some(version));
         let replaced = install.keys().filter(|name| !is_install_only(name));
         let before = replaced.filter_map(|name| Some((name.clone(), now.get(name)?.clone())));
-        Ok(Transaction { before: before.collect(), install, automatic: Default::default() })
+        Ok(Transaction { before: before.collect(), install, automatic: BTreeSet::new() })
     }
 
     /// The newest version of a package that starts with a text.

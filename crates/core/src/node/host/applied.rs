@@ -80,7 +80,7 @@ pub(super) fn applied(s: &Snapshot) -> Option<Cow<'_, PlanSettings>> {
 }
 
 /// The settings that the host has once the plan of the update in the snapshot is carried out; `None` if it applies none.
-pub(super) fn settings_after(s: &Snapshot) -> Option<SettingHashes> {
+pub(in crate::node) fn settings_after(s: &Snapshot) -> Option<SettingHashes> {
     Some(had(s).with(SettingHashes::of(&*applied(s)?)))
 }
 

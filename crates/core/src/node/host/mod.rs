@@ -30,6 +30,7 @@ use super::{
 };
 use crate::report::Refusal;
 
+pub(super) use applied::settings_after;
 pub use applied::settings_had;
 pub use arrival::Arrival;
 pub use selection::Specificity;
@@ -131,11 +132,6 @@ impl<'a> Host<'a> {
     fn planned(&self, s: &Snapshot, role: Role) -> Vec<PlannedStep> {
         let settings = applied::applied(s);
         self.work(s, role, settings.as_deref()).map(|work| work.steps()).unwrap_or_default()
-    }
-
-    /// The settings that the host has once the plan is carried out that the update would get now; `None` if it applies none.
-    pub(super) fn settings_after(&self, s: &Snapshot) -> Option<SettingHashes> {
-        applied::settings_after(s)
     }
 
     /// Whether the goal asks for something on the host.

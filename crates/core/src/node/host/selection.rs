@@ -94,10 +94,10 @@ pub(crate) enum NotChosen {
 ///
 /// # Errors
 /// Two objects are equally specific, or an object cannot be read.
-pub(crate) fn most_specific<K: SelectsOwners>(
-    candidates: Candidates<'_, K>,
-) -> Result<Option<&Arc<K>>, NotChosen> {
-    let Candidates { objects, unreadable, owner, cluster } = candidates;
+pub(crate) fn most_specific<'a, K: SelectsOwners>(
+    candidates: &Candidates<'a, K>,
+) -> Result<Option<&'a Arc<K>>, NotChosen> {
+    let Candidates { objects, unreadable, owner, cluster } = *candidates;
     if let Some((name, why)) = unreadable.first_key_value() {
         return Err(NotChosen::Unreadable { name: name.clone(), why: why.clone() });
     }

@@ -48,7 +48,7 @@ pub fn applying_settings(
     {
         return Err(Refusal::HostSettingsAnnotation { object: object.clone() });
     }
-    match most_specific(Candidates { objects, unreadable, owner, cluster }) {
+    match most_specific(&Candidates { objects, unreadable, owner, cluster }) {
         Ok(chosen) => Ok(chosen),
         Err(NotChosen::Unreadable { name, why }) => {
             Err(Refusal::HostSettingsUnreadable { name, why })

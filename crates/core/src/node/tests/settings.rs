@@ -13,9 +13,9 @@ fn ntp(server: &str) -> PlanSettings {
     PlanSettings { ntp: Some(ntp), files: Some(FileArgs::default()), ..PlanSettings::default() }
 }
 
-fn flags(value: &str) -> Option<KubeletArgs> {
+fn flags(value: &str) -> KubeletArgs {
     let flag = KubeletArg { name: "v".into(), value: value.into() };
-    Some(KubeletArgs { extra_args: vec![flag], ..KubeletArgs::default() })
+    KubeletArgs { extra_args: vec![flag], ..KubeletArgs::default() }
 }
 
 fn runtime(version: &str) -> Vec<PackageVersion> {
@@ -73,7 +73,7 @@ fn count(one: &One, word: &str) -> usize {
 
 #[test]
 fn the_settings_decide_how_much_a_machine_is_disturbed() {
-    let with_flags = PlanSettings { kubelet: flags("4"), ..ntp("a") };
+    let with_flags = PlanSettings { kubelet: Some(flags("4")), ..ntp("a") };
     let with_runtime = PlanSettings { container_runtime: runtime("2"), ..ntp("a") };
     for (settings, planned, guards, cordons) in [
         (ntp("a"), vec!["snapshot", "files", "ntp", "verify"], 0, 0),
@@ -103,11 +103,12 @@ fn the_settings_decide_how_much_a_machine_is_disturbed() {
 
 #[test]
 fn settings_that_the_host_has_are_not_applied_again() {
-    let had = PlanSettings { container_runtime: runtime("2"), kubelet: flags("4"), ..ntp("a") };
+    let had =
+        PlanSettings { container_runtime: runtime("2"), kubelet: Some(flags("4")), ..ntp("a") };
     for (wanted, planned) in [
         (PlanSettings { ntp: ntp("b").ntp, ..had.clone() }, vec!["snapshot", "ntp", "verify"]),
         (
-            PlanSettings { kubelet: flags("5"), ..had.clone() },
+            PlanSettings { kubelet: Some(flags("5")), ..had.clone() },
             vec!["kubelet-flags", "kubelet-restart", "verify"],
         ),
     ] {
@@ -121,14 +122,17 @@ fn settings_that_the_host_has_are_not_applied_again() {
 
 #[test]
 fn an_upgrade_notes_its_settings_and_a_renewal_has_none() {
-    let settings = PlanSettings { kubelet: flags("4"), ..ntp("a") };
+    let settings = PlanSettings { kubelet: Some(flags("4")), ..ntp("a") };
     let mut one = changed(One::worker(), settings.clone());
     (one.update.spec.goal, one.update.spec.parts) =
         (Goal::of_version("v1.35.0".parse().unwrap()), None);
     one.settle();
     assert_eq!(one.status().host_settings, Some(SettingHashes::of(&settings)));
     let mut one = changed(One::control_plane(), settings);
-    one.update.spec.goal = Goal { certificates: Some(Default::default()), ..Goal::default() };
+    one.update.spec.goal = Goal {
+        certificates: Some(refit_kinds::refit::GoalCertificates::default()),
+        ..Goal::default()
+    };
     one.update.spec.parts = Some(vec![UpdatePart::renewal()]);
     let status = one.plan.as_mut().unwrap().status.as_mut().unwrap();
     status.capabilities.push(StepType::CertificatesRenew);
