@@ -15,12 +15,21 @@ use crate::{
 };
 
 /// The test programs, by number.
-const TESTS: [&str; 6] =
-    ["transaction", "power_cut", "kubernetes", "oldest", "layouts", "kubeadm_cuts"];
+const TESTS: [&str; 7] = [
+    "transaction",
+    "power_cut",
+    "kubernetes",
+    "oldest",
+    "layouts",
+    "kubeadm_cuts",
+    "configuration",
+];
 /// The tests that need Kubernetes programs, and the variable with their directory.
 const KUBERNETES: u8 = 3;
 const KUBEADM_CUTS: u8 = 6;
 const PROGRAMS_DIRECTORY: &str = "REFIT_K8S_BIN";
+/// The test of changes of KubeadmConfigs.
+const CONFIGURATION: u8 = 7;
 /// The test that needs the agent's package, and the variable with its path.
 const OLDEST: u8 = 4;
 const PACKAGE: &str = "REFIT_AGENT_DEB";
@@ -30,10 +39,10 @@ const PACKAGE: &str = "REFIT_AGENT_DEB";
 pub(crate) struct HostsTestArgs {
     /// Run only this test: 1, the whole transaction on five hosts; 2, power cuts; 3, clusters of
     /// real Kubernetes from the programs in REFIT_K8S_BIN; 4, the agent's package on Debian 11;
-    /// 5, hosts that differ from kubeadm's defaults; or 6, power cuts of real kubeadm from
-    /// REFIT_K8S_BIN, which take hours and can be resumed
-    /// [default: 1, 2, 4 and 5, and 3 if REFIT_K8S_BIN is set]
-    #[arg(value_parser = clap::value_parser!(u8).range(1..=6))]
+    /// 5, hosts that differ from kubeadm's defaults; 6, power cuts of real kubeadm from
+    /// REFIT_K8S_BIN, which take hours and can be resumed; or 7, changes of KubeadmConfigs
+    /// [default: 1, 2, 4, 5 and 7, and 3 if REFIT_K8S_BIN is set]
+    #[arg(value_parser = clap::value_parser!(u8).range(1..=7))]
     which: Option<u8>,
     /// Cut the power this many times while kubeadm replaces manifests, and run nothing else of test 2
     #[arg(long, value_name = "N", requires = "which")]
@@ -102,8 +111,8 @@ fn numbers(which: Option<u8>, programs: bool) -> anyhow::Result<Vec<u8>> {
              `{PROGRAMS_DIRECTORY}=$(cargo xtask hosts build)` builds them, once, in half an hour"
         ),
         Some(number) => Ok(vec![number]),
-        None if programs => Ok(vec![1, 2, KUBERNETES, OLDEST, 5]),
-        None => Ok(vec![1, 2, OLDEST, 5]),
+        None if programs => Ok(vec![1, 2, KUBERNETES, OLDEST, 5, CONFIGURATION]),
+        None => Ok(vec![1, 2, OLDEST, 5, CONFIGURATION]),
     }
 }
 

@@ -6,7 +6,7 @@
 //! | [`state`] | the host as plain data: what is installed, what runs |
 //! | [`in_place`] | changes of its configuration: units, etcd's image, commands, keys |
 //! | `work` | how each command changes the host, and how the change is detected |
-//! | [`trouble`], `uptime` | injected failures, and when the components respond |
+//! | `trouble`, `uptime` | injected failures, and when the components respond |
 //! | [`disk`] | what survives the agent's process |
 //! | [`kubelet`] | what its kubelet reports |
 //! | [`service`] | an API that upgrades hosts without their agents |

@@ -1,7 +1,7 @@
 //! Packages of a simulated host's operating system, and the boot that a kernel among them requires.
 //!
-//! Every package source has every version. A `*` stands for the newest one, [`NEWEST`], and the security updates of all hosts
-//! are [`SECURITY`].
+//! Every package source has every version. A `*` stands for the newest one, `NEWEST`, and the security updates of all hosts
+//! are `SECURITY`.
 
 use std::collections::BTreeMap;
 

@@ -1,9 +1,18 @@
-//! Changes of KubeadmConfigs on running hosts: what they disturb, as the hosts themselves show it.
+//! Changes of KubeadmConfigs on three control plane and two worker hosts: what they disturb, as the hosts themselves show it.
 
-use std::{collections::BTreeMap, time::Duration};
+mod common;
+
+use std::{collections::BTreeMap, process::ExitCode, time::Duration};
 
 use anyhow::{Context as _, ensure};
-use lab_hosts::{cluster::Cluster, eventually, host::Host, management::send};
+use lab_hosts::{
+    cluster::Cluster,
+    eventually,
+    host::{Host, with_reports},
+    isolation::{self, Isolation, runtime},
+    management::send,
+    workloads,
+};
 use refit_kinds::json::{name, namespace, text};
 use serde_json::{Value, json};
 
@@ -14,7 +23,36 @@ const WORKERS: &str =
     "/apis/cluster.x-k8s.io/v1beta2/namespaces/default/machinedeployments/edge-1-md-0";
 const TEMPLATES: &str =
     "/apis/bootstrap.cluster.x-k8s.io/v1beta2/namespaces/default/kubeadmconfigtemplates";
+/// The version that all hosts have and keep.
+const VERSION: &str = "v1.34.2";
 const WITHIN: Duration = Duration::from_mins(4);
+
+fn main() -> ExitCode {
+    let tests: [isolation::Test; 1] =
+        [("a_file_disturbs_no_host_and_a_flag_only_restarts_kubelets", five_hosts)];
+    isolation::main(&tests)
+}
+
+fn five_hosts(isolation: &Isolation) -> anyhow::Result<()> {
+    runtime()?.block_on(async {
+        let prepared = common::prepared(isolation).await?;
+        let cluster = Cluster::start(2).await?;
+        let hosts = common::hosts(isolation, &cluster, &prepared, &[]).await?;
+        let outcome = driven(&cluster, &hosts).await;
+        with_reports(outcome, &hosts).await
+    })
+}
+
+async fn driven(cluster: &Cluster, hosts: &[Host]) -> anyhow::Result<()> {
+    let watched = workloads::keep(cluster.workload.clone());
+    eventually("the application runs", WITHIN, async || {
+        let fewest = watched.fewest_ready();
+        (fewest < usize::MAX).then_some(()).ok_or_else(|| "it does not".to_owned())
+    })
+    .await?;
+    let _controller = cluster.drive().await?;
+    changes(cluster, hosts).await
+}
 
 /// What a change may leave as it is, or not.
 #[derive(Debug, PartialEq, Eq)]
@@ -29,7 +67,7 @@ struct Seen {
 
 /// A file changes everywhere without any disruption, then a flag of all kubelets with their restart: no host boots, and every
 /// pod stays.
-pub(crate) async fn changes(cluster: &Cluster, hosts: &[Host]) -> anyhow::Result<()> {
+async fn changes(cluster: &Cluster, hosts: &[Host]) -> anyhow::Result<()> {
     let mut spec = json!({
         "files": [{"path": "/etc/refit-site", "content": "site 1\n", "permissions": "0640"}],
         "joinConfiguration": {"nodeRegistration": {"kubeletExtraArgs": [
@@ -47,10 +85,10 @@ pub(crate) async fn changes(cluster: &Cluster, hosts: &[Host]) -> anyhow::Result
     ensure!(before == after, "a file disturbs nothing: {before:#?} became {after:#?}");
 
     let flags = json!([
-        {"name": "node-labels", "value": "site=edge-1"}, {"name": "max-pods", "value": "50"},
+        {"name": "node-labels", "value": "site=edge-1"}, {"name": "node-ip", "value": "10.0.0.9"},
     ]);
     spec["joinConfiguration"]["nodeRegistration"]["kubeletExtraArgs"] = flags;
-    request(cluster, "pods", &spec, hosts.len()).await?;
+    request(cluster, "addresses", &spec, hosts.len()).await?;
     let restarted = seen(cluster, hosts).await?;
     ensure!(restarted.boots == after.boots, "no host boots: {restarted:#?}");
     ensure!(
@@ -60,11 +98,12 @@ pub(crate) async fn changes(cluster: &Cluster, hosts: &[Host]) -> anyhow::Result
         restarted.pods
     );
     for host in hosts {
+        common::is_at(host, VERSION, cluster.control_planes.contains(&host.name)).await?;
         let same = restarted.kubelets.get(&host.name) == after.kubelets.get(&host.name);
         ensure!(!same, "{}: the kubelet was restarted", host.name);
         let script = "tr '\\0' ' ' < /proc/$(systemctl show --property=MainPID --value kubelet.service)/cmdline";
         let line = host.exec(["sh", "-c", script]).await?;
-        ensure!(line.contains("--max-pods=50"), "{}: the kubelet runs as {line}", host.name);
+        ensure!(line.contains("--node-ip=10.0.0.9"), "{}: the kubelet runs as {line}", host.name);
     }
     Ok(())
 }
