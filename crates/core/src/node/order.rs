@@ -149,7 +149,7 @@ mod tests {
         }
     }
     #[test]
-    fn what_became_of_changed_settings_counts_in_rollouts() {
+    fn an_update_of_changed_settings_counts_in_rollouts() {
         let option = json!({"option": {"revision": "7"}});
         let settings = json!({"hostSettings": "5e"});
         let certificates = json!({"certificates": {"lifetimeSeconds": 3600}});

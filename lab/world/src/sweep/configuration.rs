@@ -16,7 +16,7 @@ const WORKERS: &str =
     "/apis/cluster.x-k8s.io/v1beta2/namespaces/default/machinedeployments/edge-1-md-0";
 /// The template of the workers after the change.
 const CONFIGURED: &str = "edge-1-md-0-configured";
-/// The file, and what it says afterwards.
+/// The file, and its content afterwards.
 const FILE: (&str, &str) = ("/etc/motd", "configured");
 
 /// What hosts get, with the flags that machines have already.

@@ -94,7 +94,7 @@ pub(crate) async fn upgrade(
     }
 }
 
-/// Restores the manifest of before the step. The error describes how etcd runs then.
+/// Restores the previous manifest. The error describes how etcd runs then.
 async fn give_up(
     site: &Site,
     plan: &str,

@@ -88,7 +88,7 @@ async fn security_updates_are_unknown_without_their_package_lists() {
 }
 
 #[tokio::test]
-async fn what_has_to_change_is_recorded_with_what_was_before() {
+async fn the_stage_records_packages_that_change_with_their_previous_versions() {
     let lines = "Inst openssl [1] (2 Debian-Security:12/stable-security [amd64])\n\
                  Inst libnew (1 Debian:12/stable [amd64])";
     let host = host("true", lines);

@@ -97,7 +97,7 @@ fn files_of_a_template_are_written_to_the_machines_of_a_set() {
 }
 
 #[test]
-fn what_a_file_needs_follows_from_its_path_and_the_policy() {
+fn a_file_disturbs_by_its_path_and_by_the_policy() {
     let rules = ConfigurationRules::default();
     let change = |path: &str, rules: &ConfigurationRules| {
         applied(&files(&[file(path, "a")]), &files(&[file(path, "b")]), rules)

@@ -61,7 +61,7 @@ pub struct ConfigurationRules {
 pub(super) struct Found {
     /// The changes that it can get.
     pub(super) claimed: PartChanges,
-    /// What they are; `None` if there are none.
+    /// What they are; `None` if nothing is claimed.
     pub(super) changed: Option<ChangedConfiguration>,
     /// Why it cannot get others.
     pub(super) reasons: Vec<(Path, String)>,

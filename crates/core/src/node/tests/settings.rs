@@ -121,7 +121,7 @@ fn settings_that_the_host_has_are_not_applied_again() {
 }
 
 #[test]
-fn an_upgrade_notes_its_settings_and_a_renewal_has_none() {
+fn an_upgrade_notes_its_settings_and_a_renewal_notes_nothing() {
     let settings = PlanSettings { kubelet: Some(flags("4")), ..ntp("a") };
     let mut one = changed(One::worker(), settings.clone());
     (one.update.spec.goal, one.update.spec.parts) =
