@@ -32,11 +32,11 @@ use lab_apiserver::{
     auth::{AccessRecord, AccessRecorder, Attributes},
 };
 use lab_world::world::{Actor, Enforced, MachineFacts, WORKLOAD_USER, World, WorldOptions};
-use refit_cluster_api::kinds::{Machine, MachineDrainRule};
+use refit_cluster_api::kinds::{KubeadmControlPlane, Machine, MachineDrainRule};
 use refit_install::{Choices, Part, manifests, manifests::WORKLOAD_ROLE, objects};
 use refit_kinds::json::{name, text};
 use refit_kinds::keys;
-use refit_kinds::refit::{ClusterUpgrade, NodeUpdate, Updater};
+use refit_kinds::refit::{CONFIGURATION, ClusterUpgrade, NodeUpdate, Updater};
 use refit_runtime::Clock;
 use serde_json::{Value, json};
 
@@ -184,6 +184,26 @@ async fn until_phase(world: &World, phase: &str) {
         .until(&format!("an update is {phase}"), Duration::from_hours(1), |world| {
             let updates = world.node_updates();
             updates.iter().any(|u| text(u, "/status/phase") == phase)
+        })
+        .await
+        .unwrap_or_else(|error| panic!("{error}\n{}", picture(world)));
+}
+
+/// A file of the control plane changes, in its KubeadmConfig.
+async fn configured(world: &World) {
+    let planes: Api<KubeadmControlPlane> = Api::namespaced(world.client(TEST).unwrap(), "default");
+    let files = json!([{"path": "/etc/motd", "content": "configured"}]);
+    let change = json!({"spec": {"kubeadmConfigSpec": {"files": files}}});
+    planes.patch("edge-1", &PatchParams::default(), &Patch::Merge(&change)).await.unwrap();
+    world
+        .until("a file is written in place", Duration::from_hours(1), |world| {
+            let is_of_config = |update: &Value| {
+                let parts = update["spec"]["parts"].as_array().into_iter().flatten();
+                parts.into_iter().any(|part| part["updater"] == CONFIGURATION)
+            };
+            let updates = world.node_updates();
+            let mut updates = updates.iter().filter(|update| is_of_config(update));
+            updates.any(|update| text(update, "/status/phase") == "Succeeded")
         })
         .await
         .unwrap_or_else(|error| panic!("{error}\n{}", picture(world)));
@@ -395,6 +415,7 @@ fn the_controller_and_the_agents_use_exactly_their_rights() {
         assert!(world.kill(&Actor::Controller));
         upgraded(&world, NEW).await;
         assert_same_machines(&before, &who(&world).await);
+        configured(&world).await;
         rare_events(&world).await;
 
         let asked = management.of(ACCOUNT);
