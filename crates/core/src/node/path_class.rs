@@ -94,7 +94,7 @@ pub fn unit_of(path: &str) -> Option<&str> {
     suffix(unit).is_some().then_some(unit)
 }
 
-/// The type of a unit; `None` if it is no name of a unit.
+/// The type of a unit; `None` for a text that does not name a unit.
 fn suffix(unit: &str) -> Option<&str> {
     let (name, suffix) = unit.rsplit_once('.')?;
     let types =
