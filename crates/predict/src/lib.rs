@@ -15,6 +15,7 @@
 //! | [`doctor`] | whether an installation is healthy |
 //! | [`contract`] | whether a provider follows the contract |
 
+mod claimable;
 pub mod contract;
 mod control_planes;
 pub mod doctor;

@@ -1,32 +1,21 @@
 //! One group as a prediction sees it: its owner before and after the change, and related facts.
 
-use std::{collections::BTreeMap, sync::Arc};
-
 use refit_cluster_api::{kinds::annotations_show_update, rollout::simulate::Answer};
 use refit_core::{
     change::{
-        ConfigurationRules, Coverage, Level, Policy, PolicyDefaults, Provider, Question, Updater,
-        Verdict, can_update,
+        Coverage, Level, Policy, PolicyDefaults, Question, Verdict, can_update,
         can_update::{ConfigurationKnown, Host, HostReport, Judgement, Known, unfinished},
         machine_kind,
         not_ready::Unfinished,
         policy,
-        updaters::{Selected, accepted, updaters_for},
     },
     group::{Member, median_seconds},
-    node::{
-        NodePolicies, Weight, awaits_request, newest_upgrade, node_disruption_policy, plan_steps,
-        step_names,
-    },
-    report::Refusal,
+    node::{Weight, awaits_request, newest_upgrade, plan_steps, step_names},
 };
 use refit_kinds::{
-    json::{annotations, controller, is_deleting, label, labels, name, namespace, text},
+    json::{annotations, controller, is_deleting, label, name, namespace, text},
     keys,
-    refit::{
-        self, GroupOwner, NodeDisruptionPolicy, NodeUpdate, Owner, Phase, Role, StepDurations,
-        update_group_name,
-    },
+    refit::{NodeUpdate, Owner, Phase, Role, StepDurations, update_group_name},
     version::SkewError,
 };
 use serde::Deserialize as _;
@@ -36,7 +25,6 @@ use super::{
     input::{Hosts, Input},
     outcome::{Blocked, Cause, CauseReason, Counts, GroupPrediction, PathLine, PredictedOutcome},
     preflight::refused,
-    providers::{InfrastructureMachine, ProviderQuestion, Providers},
     reach::{GroupRef, Reach, Read, notes, reach},
     sides::Sides,
     unreached::Unreached,
@@ -226,87 +214,6 @@ impl<'a> View<'a> {
                 Answer::Wait
             }
         }
-    }
-
-    /// What may be claimed of changes of KubeadmConfigs.
-    fn configuration_rules(&mut self) -> Result<ConfigurationRules, Refusal> {
-        const KIND: &str = "NodeDisruptionPolicy";
-        if self.input.unread_kinds.contains(KIND) {
-            let note = "NodeDisruptionPolicies cannot be read: how changes of files disturb machines is shown by default";
-            self.plan.notes.push(note.to_owned());
-        }
-        let (mut objects, mut unreadable) = (Vec::new(), BTreeMap::new());
-        let of_kind = self.input.desired.of_kind(KIND);
-        for object in of_kind.filter(|object| namespace(object) == self.group.namespace) {
-            match NodeDisruptionPolicy::deserialize(object) {
-                Ok(policy) => objects.push(Arc::new(policy)),
-                Err(error) => {
-                    unreadable.insert(name(object).to_owned(), error.to_string());
-                }
-            }
-        }
-        let owner = GroupOwner {
-            api_version: String::new(),
-            kind: self.group.kind.clone(),
-            name: self.group.name.clone(),
-        };
-        let found = node_disruption_policy(NodePolicies {
-            objects: &objects,
-            unreadable: &unreadable,
-            owner: &owner,
-            cluster: &self.plan.cluster,
-        })?;
-        let Policy { rerun, secrets, .. } = self.policy.clone();
-        Ok(ConfigurationRules { rerun, secrets, policy: found.cloned() })
-    }
-
-    /// The Updaters for machines of this kind.
-    fn updaters(&mut self, infrastructure_kind: &str) -> Vec<Updater> {
-        let Some(owner) = self.group.owner() else {
-            return Vec::new();
-        };
-        if self.input.unread_kinds.contains("Updater") {
-            let note = "Updaters cannot be read: what they cover is shown as uncovered";
-            self.plan.notes.push(note.to_owned());
-        }
-        let mut all = Vec::new();
-        for object in self.input.desired.of_kind("Updater") {
-            match refit::Updater::deserialize(object) {
-                Ok(updater) => {
-                    if let Err(why) = accepted(&updater) {
-                        self.plan
-                            .notes
-                            .push(format!("Updater {} is not used: {why}", name(object)));
-                    }
-                    all.push(updater);
-                }
-                Err(error) => {
-                    let note = format!("Updater {} is not used: {error}", name(object));
-                    self.plan.notes.push(note);
-                }
-            }
-        }
-        let labels = self.cluster.map(labels).unwrap_or_default();
-        updaters_for(&all, Selected { cluster_labels: &labels, owner, infrastructure_kind })
-    }
-
-    /// The provider's answer about a change of a machine's infrastructure. Without machines, no object
-    /// changes.
-    fn ask_provider(&mut self, change: Question, machine: Option<&Value>) -> Provider {
-        let Some(machine) = machine.and_then(InfrastructureMachine::of) else {
-            return change.accepted;
-        };
-        if self.input.providers == Providers::Assumed {
-            self.plan.notes.push(format!(
-                "assumes that the provider of {} accepts the changes of {0}s that Updaters claim: only its \
-                 API server knows",
-                machine.kind
-            ));
-        }
-        let question = ProviderQuestion { machine, change };
-        let answer = self.input.providers.answer(&question);
-        self.plan.questions.push(question);
-        answer
     }
 
     fn add_lines(&mut self, coverage: &Coverage) {

@@ -15,6 +15,11 @@ const PATH: &str = r"^/([^/*]+/)*([^/*]+\*?)?$";
 const CHANGED_UNIT: &str = r"^[A-Za-z0-9:_.\\@-]+\.[a-z]+$";
 /// The longest name of a unit (systemd's `UNIT_NAME_MAX`, which counts the end of the string).
 const MAX_UNIT: usize = 255;
+/// CEL rule of an object with `actions`, and its message.
+const NONE_STANDS_ALONE: (&str, &str) = (
+    "size(self.actions) == 1 || !self.actions.exists(action, has(action.none))",
+    "none stands alone in actions",
+);
 
 /// What changes on the hosts of some owners in one namespace need to take effect, where the
 /// defaults by path do not suit. It changes no host by itself: it decides what follows a change.
@@ -67,10 +72,7 @@ pub struct NodeDisruptionPolicySpec {
     r"!self.path.matches('/[.][.]?(/|$)')",
     "path has no component . or .."
 ))]
-#[x_kube(validation = (
-    "size(self.actions) == 1 || !self.actions.exists(action, has(action.none))",
-    "none stands alone in actions"
-))]
+#[x_kube(validation = NONE_STANDS_ALONE)]
 pub struct FilePolicy {
     /// An absolute path: of one file; with `/` at its end, of every file below this directory; with
     /// `*` at its end, of every file whose path begins with what precedes it.
@@ -84,10 +86,7 @@ pub struct FilePolicy {
 /// What a change of a unit needs.
 #[derive(KubeSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-#[x_kube(validation = (
-    "size(self.actions) == 1 || !self.actions.exists(action, has(action.none))",
-    "none stands alone in actions"
-))]
+#[x_kube(validation = NONE_STANDS_ALONE)]
 pub struct UnitPolicy {
     /// The unit whose file or drop-in is changed, such as `containerd.service`, or a template, such
     /// as `getty@.service`.
@@ -101,10 +100,7 @@ pub struct UnitPolicy {
 /// What a change of users needs.
 #[derive(KubeSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-#[x_kube(validation = (
-    "size(self.actions) == 1 || !self.actions.exists(action, has(action.none))",
-    "none stands alone in actions"
-))]
+#[x_kube(validation = NONE_STANDS_ALONE)]
 pub struct UserPolicy {
     /// What a change needs: all of it.
     #[schemars(length(min = 1, max = 16))]

@@ -4,8 +4,10 @@ use serde_json::{Value, json};
 
 use super::{observe::CONTROLLER, *};
 
+mod at_rest;
 mod deletions;
 mod fleet;
+mod providers;
 
 const CAPI: &str = "cluster.x-k8s.io";
 /// No violation.
@@ -171,6 +173,10 @@ fn kubelet(world: &mut World, object: &Value) -> Vec<u8> {
 
 fn observe_update(world: &mut World, object: &Value) -> Vec<u8> {
     numbers(&world.observe("refit.dev", "NodeUpdate", None, None, Some(object), "controller"))
+}
+
+fn rest(world: &World) -> Vec<u8> {
+    numbers(&world.at_rest(now()))
 }
 
 fn numbers(found: &[Violation]) -> Vec<u8> {
@@ -528,109 +534,6 @@ fn an_exclusion_is_removed_only_by_its_owner() {
     assert_eq!(rest(&left), [7]);
 }
 
-fn rest(world: &World) -> Vec<u8> {
-    numbers(&world.at_rest(now()))
-}
-
-#[test]
-fn a_world_in_which_nothing_happened_is_at_rest() {
-    assert_eq!(rest(&world()), OK);
-}
-
-#[test]
-fn an_unfinished_update_must_name_a_blocker() {
-    let mut world = world();
-    observe_update(&mut world, &update("w-0", 1, "Staging"));
-    assert_eq!(rest(&world), [6]);
-    let blocked = json!({"status": {"blockedBy": [{"reason": "Paused"}]}});
-    observe_update(&mut world, &with(update("w-0", 1, "Staging"), blocked));
-    assert_eq!(rest(&world), OK);
-}
-
-#[test]
-fn a_failure_needs_a_reason_and_a_success_the_version() {
-    let mut world = world();
-    observe_update(&mut world, &update("w-0", 1, "Failed"));
-    observe_update(&mut world, &update("w-1", 1, "Succeeded"));
-    assert_eq!(rest(&world), [6, 6]);
-    let reason = json!({"status": {"failureReason": "DiskFull"}});
-    observe_update(&mut world, &with(update("w-0", 1, "Failed"), reason));
-    let runs = json!({"status": {"nodeInfo": {"kubeletVersion": "v1.35.0"}}});
-    kubelet(&mut world, &with(node("w-1"), runs));
-    assert_eq!(rest(&world), OK);
-}
-
-#[test]
-fn a_marked_machine_without_an_update_is_found() {
-    let mut world = world();
-    let marked = json!({"metadata": {"annotations": {keys::UPDATE_IN_PROGRESS: ""}}});
-    put(&mut world, CAPI, "Machine", &with(machine("w-0", "MachineSet", "md-abc"), marked));
-    assert_eq!(rest(&world), [6]);
-}
-
-#[test]
-fn a_machine_behind_its_machine_set_must_be_marked() {
-    let mut world = world();
-    let set = json!({
-        "metadata": with(meta("md-def"), json!({"ownerReferences": owner("MachineDeployment", "md")})),
-        "spec": {"replicas": 1, "template": {"spec": {"version": "v1.35.1"}}},
-    });
-    put(&mut world, CAPI, "MachineSet", &set);
-    let behind =
-        with(machine("w-0", "MachineSet", "md-def"), json!({"spec": {"version": "v1.35.0"}}));
-    put(&mut world, CAPI, "Machine", &behind);
-    assert_eq!(rest(&world), [6]);
-    let current = with(behind.clone(), json!({"spec": {"version": "v1.35.1"}}));
-    put(&mut world, CAPI, "Machine", &current);
-    assert_eq!(rest(&world), OK);
-    let leaving = json!({"metadata": {"deletionTimestamp": "2026-01-01T00:59:00Z"}});
-    put(&mut world, CAPI, "Machine", &with(behind.clone(), leaving));
-    assert_eq!(rest(&world), OK);
-    put(&mut world, CAPI, "Machine", &behind);
-    let unowned = with(set, json!({"metadata": {"ownerReferences": []}}));
-    put(&mut world, CAPI, "MachineSet", &unowned);
-    assert_eq!(rest(&world), OK, "its template is for new Machines only");
-}
-
-#[test]
-fn a_leftover_cordon_must_be_reported() {
-    let mut world = world();
-    kubelet(&mut world, &cordoned("w-0"));
-    assert_eq!(rest(&world), [7]);
-    let reported = json!({"status": {"failureReason": "DiskFull", "cordonedByUs": true}});
-    observe_update(&mut world, &with(update("w-0", 1, "Failed"), reported.clone()));
-    assert_eq!(rest(&world), OK);
-    observe_update(&mut world, &with(update("w-0", 1, "Stopped"), reported));
-    assert_eq!(rest(&world), [7]);
-    let leaving = with(
-        machine("w-0", "MachineSet", "md-abc"),
-        json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}),
-    );
-    put(&mut world, CAPI, "Machine", &leaving);
-    assert!(
-        !rest(&world).contains(&7),
-        "Cluster API cordons the Node of a Machine that it deletes"
-    );
-}
-
-#[test]
-fn a_leftover_guard_or_slot_is_found() {
-    let mut world = world();
-    let guarded = json!({"metadata": {"annotations": {keys::GUARDED_BY_US: keys::PRE_DRAIN_HOOK}}});
-    put(&mut world, CAPI, "Machine", &with(machine("w-0", "MachineSet", "md-abc"), guarded));
-    let slots = json!({
-        "metadata": meta("machinedeployment-md"),
-        "status": {"slots": [
-            {"machine": "w-1", "machineUid": "uid-w-1"},
-            {"machine": "w-9", "machineUid": "uid-w-9"},
-        ]},
-    });
-    put(&mut world, "refit.dev", "UpdateGroup", &slots);
-    assert_eq!(rest(&world), [8, 8, 8]);
-    kubelet(&mut world, &not_ready("w-1"));
-    assert_eq!(rest(&world), [8, 8]);
-}
-
 #[test]
 fn a_violation_is_displayed_in_one_line() {
     let mut world = world();
@@ -648,52 +551,4 @@ fn a_violation_is_displayed_in_one_line() {
         found[0].to_string(),
         "invariant 1: Machine w-1: its gate is raised to Upgrade while 3 others are available, expected 4"
     );
-}
-
-/// The object of a provider for `w-0`, and its NodeUpdate.
-fn order(gate: &str, stage: &str) -> Value {
-    json!({
-        "metadata": {
-            "namespace": "default", "name": "w-0-1-firmware", "generation": 1,
-            "annotations": {keys::UPDATER: "firmware"},
-            "ownerReferences": [{
-                "kind": "NodeUpdate", "name": "w-0-1", "uid": "uid-w-0-1", "controller": true,
-            }],
-        },
-        "spec": {"machineRef": {"name": "w-0", "uid": "uid-w-0"}, "gate": gate, "stage": stage},
-    })
-}
-
-#[test]
-fn the_gates_of_a_provider_open_in_order_and_not_after_an_abort() {
-    let made = |world: &mut World, object: &Value| {
-        numbers(&world.observe("a.example", "Thing", None, None, Some(object), "controller"))
-    };
-    for (before, after, violated) in [
-        (("Stage", "Ongoing"), ("Upgrade", "Ongoing"), vec![]),
-        (("Upgrade", "Ongoing"), ("Stage", "Ongoing"), vec![4]),
-        (("Stage", "Ongoing"), ("Stage", "Abort"), vec![]),
-        (("Stage", "Abort"), ("Upgrade", "Abort"), vec![8]),
-        (("Stage", "Abort"), ("Stage", "Ongoing"), vec![8]),
-    ] {
-        let mut world = world();
-        assert_eq!(made(&mut world, &order(before.0, before.1)), OK);
-        assert_eq!(made(&mut world, &order(after.0, after.1)), violated, "{before:?} {after:?}");
-    }
-}
-
-#[test]
-fn a_provider_waits_until_the_one_before_has_passed_the_gate() {
-    for (passed, violated) in [("Stage", vec![4]), ("Upgrade", vec![])] {
-        let mut world = world();
-        let other = json!({
-            "metadata": {"name": "w-0-1-other"},
-            "status": {"passed": passed, "observedGeneration": 1},
-        });
-        let object = with(order("Upgrade", "Ongoing"), other);
-        put(&mut world, "a.example", "Thing", &object);
-        let next = order("Upgrade", "Ongoing");
-        let found = world.observe("a.example", "Thing", None, None, Some(&next), "controller");
-        assert_eq!(numbers(&found), violated, "{passed}");
-    }
 }
