@@ -15,7 +15,10 @@ use std::{sync::Arc, time::Duration};
 use kube::{Api, Client, ResourceExt as _};
 use refit_cluster_api::kinds::Machine;
 use refit_core::{
-    node::{Decision, Seen, Snapshot, Write, awaits_budget, awaits_gates, requires_gates},
+    node::{
+        Decision, Seen, Snapshot, Write, awaits_budget, awaits_configuration, awaits_gates,
+        requires_gates,
+    },
     report::Refusal,
 };
 use refit_kinds::refit::{MachineUid, Phase};
@@ -102,8 +105,7 @@ async fn attempt(ctx: &Context, key: &ObjectKey, look: &mut Look) -> anyhow::Res
     if look.machine_is_missing() && find_machine(ctx, look).await? {
         return Ok(Action::RequeueAfter(AFTER_FIND));
     }
-    "the list of its Node's pods".clone_into(&mut look.request);
-    if let Err(failure) = look_at_pods(ctx, look).await {
+    if let Err(failure) = look_ahead(ctx, look).await {
         look.note(&failure)?;
     }
     if look.snapshot.update.status.as_ref().is_some_and(awaits_gates) {
@@ -231,6 +233,16 @@ async fn find_machine(ctx: &Context, look: &Look) -> kube::Result<bool> {
 
 fn wait(decision: &Decision) -> Action {
     decision.requeue.map_or(Action::Done, Action::RequeueAfter)
+}
+
+/// Reads what no cache has, as far as the update waits for it.
+async fn look_ahead(ctx: &Context, look: &mut Look) -> Result<(), ReadError> {
+    if look.snapshot.update.status.as_ref().is_some_and(awaits_configuration) {
+        "its KubeadmConfig".clone_into(&mut look.request);
+        look.snapshot.configuration = live::read_configuration(ctx, look).await?;
+    }
+    "the list of its Node's pods".clone_into(&mut look.request);
+    look_at_pods(ctx, look).await
 }
 
 /// Reads the pods and volumes of a node that is being drained, or whose drain waits for a budget. Nothing

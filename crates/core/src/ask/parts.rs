@@ -2,8 +2,10 @@
 
 use refit_kinds::refit::{Gate, Goal, KUBEADM, NodeUpdate, Phase, UpdatePart, ordinal_of};
 
+use serde_json::Value;
+
 use super::MachineFacts;
-use crate::change::{Objects, Updater, host_part::BadHostPart, objects::PARTS};
+use crate::change::{Level, Objects, Updater, host_part::BadHostPart, objects::PARTS};
 
 /// What a new update can use.
 #[derive(Clone, Copy, Debug)]
@@ -48,7 +50,10 @@ pub fn parts(
         match updater {
             Updater::Kubeadm => None,
             Updater::Added(added) => needed.then(|| added.part(&objects)),
-            Updater::Configuration(updater) => needed.then(|| updater.part()).flatten().map(Ok),
+            Updater::Configuration(updater) => {
+                let spec = offer.desired.bootstrap_spec(Level::Machine).unwrap_or(&Value::Null);
+                needed.then(|| updater.part(spec)).flatten().map(Ok)
+            }
         }
     });
     host.into_iter().chain(added).collect()

@@ -104,6 +104,12 @@ pub fn awaits_budget(status: &NodeUpdateStatus) -> bool {
         && (status.phase.is_undisturbed() || status.phase == Phase::Upgrading)
 }
 
+/// Whether the update waits because its KubeadmConfig has changed: it is decided on what is read now. Without the values,
+/// the plan would seem possible again.
+pub fn awaits_configuration(status: &NodeUpdateStatus) -> bool {
+    is_undisturbed_and_waits(status, RefusalReason::ConfigurationChanged)
+}
+
 /// Whether the update of a control plane machine waits for Cluster API to request it. It holds no slot, and other
 /// members may be updated before it.
 pub fn awaits_request(status: &NodeUpdateStatus) -> bool {

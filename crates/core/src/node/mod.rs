@@ -87,8 +87,8 @@ pub use drain_sort::{
     is_emptied, rules_of, sort,
 };
 pub use gate::{
-    awaits_budget, awaits_gates, awaits_request, requires_drain_ahead, requires_gates,
-    requires_live_configuration, requires_live_read, requires_live_settings,
+    awaits_budget, awaits_configuration, awaits_gates, awaits_request, requires_drain_ahead,
+    requires_gates, requires_live_configuration, requires_live_read, requires_live_settings,
 };
 pub use health::control_plane_health;
 pub use health::member_problem;

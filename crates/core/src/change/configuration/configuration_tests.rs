@@ -1,5 +1,6 @@
 use refit_kinds::refit::{
-    ConfigurationField, KubeletArg, NodeAction, RevokedKeys, SecretSum, UnitAction, UnitVerb,
+    ConfigurationField, HostPart, KubeletArg, NodeAction, RevokedKeys, SecretSum, UnitAction,
+    UnitVerb,
 };
 use serde_json::{Value, json};
 
@@ -325,6 +326,36 @@ fn an_added_updater_that_claims_a_file_comes_first() {
 fn a_config_without_a_named_file_gives_no_plan() {
     let part = ConfigurationPart { files: vec!["/etc/a".into()], ..ConfigurationPart::default() };
     assert_eq!(planned(&json!({}), &part), Err("it has no file /etc/a".to_owned()));
+}
+
+#[test]
+fn a_machine_gets_what_its_own_config_has_of_what_a_rollout_changes() {
+    let unit = UnitAction { unit: "chrony.service".into(), verb: UnitVerb::Restart };
+    let part = ConfigurationPart {
+        files: vec!["/etc/a".into(), "/etc/b".into()],
+        users: vec!["ops".into()],
+        fields: vec![ConfigurationField::Ntp, ConfigurationField::PreKubeadmCommands],
+        units: vec![unit],
+        restarts_kubelet: true,
+        ..ConfigurationPart::default()
+    };
+    let updater = ConfigurationUpdater {
+        changed: Some(ChangedConfiguration { part, disruption: Disruption::Restart }),
+        ..ConfigurationUpdater::default()
+    };
+    let of = |spec: &Value| updater.part(spec).map(|part| part.host.unwrap());
+    let Some(HostPart::Configuration(first)) = of(&files(&[file("/etc/a", "x")])) else {
+        panic!("it gets a file")
+    };
+    assert_eq!((first.files, first.users.len(), first.fields.len()), (vec!["/etc/a".into()], 0, 0));
+    assert_eq!((first.units.len(), first.restarts_kubelet), (1, true));
+    // Units are restarted for what changes only.
+    assert_eq!(of(&json!({})), None);
+    let Some(HostPart::Configuration(second)) = of(&json!({"ntp": {}, "users": [{"name": "ops"}]}))
+    else {
+        panic!("it gets a user and time servers")
+    };
+    assert_eq!((second.users.len(), second.fields), (1, vec![ConfigurationField::Ntp]));
 }
 
 #[test]

@@ -17,8 +17,11 @@ use refit_kinds::refit::{
 };
 use serde_json::Value;
 
-use self::fields::{FieldChange, compared};
 pub use self::planned::{PlannedConfiguration, hash_of_configuration, planned};
+use self::{
+    fields::{FieldChange, compared},
+    planned::present_in,
+};
 use super::{
     cover::{Case, PartChanges},
     diff::Change,
@@ -38,10 +41,11 @@ pub struct ConfigurationUpdater {
 }
 
 impl ConfigurationUpdater {
-    /// What it does in an update; `None` if nothing was found that it is to do.
-    pub fn part(&self) -> Option<UpdatePart> {
+    /// What it does in an update of a machine whose KubeadmConfig has this spec; `None` if that is nothing.
+    pub fn part(&self, spec: &Value) -> Option<UpdatePart> {
         let ChangedConfiguration { part, disruption } = self.changed.clone()?;
-        Some(UpdatePart::configuration(part, disruption))
+        let part = present_in(spec, part);
+        (!part.is_empty()).then(|| UpdatePart::configuration(part, disruption))
     }
 }
 

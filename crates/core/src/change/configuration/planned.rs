@@ -1,6 +1,6 @@
 //! The values of what changes in a KubeadmConfig, as the steps of a host need them.
 
-use refit_cluster_api::host_configuration::{ConfigFile, ConfigUser, HostConfiguration};
+use refit_cluster_api::host_configuration::{ConfigFile, ConfigUser, EtcdImage, HostConfiguration};
 use refit_kinds::refit::{
     CommandArgs, ConfigurationField, ConfigurationPart, EtcdArgs, FileArgs, KeyArgs, KubeletArg,
     KubeletArgs, NtpArgs, PlannedFile, PlannedUser, SecretKey, UnitArgs, hash_json,
@@ -84,6 +84,29 @@ pub fn hash_of_configuration(spec: &Value) -> String {
         all.iter().map(|places| places.iter().find_map(|place| at(place))).collect();
     let etcd: Vec<_> = HostConfiguration::ETCD.iter().map(|place| at(place)).collect();
     hash_json(&json!([values, etcd]))
+}
+
+/// What of a part the spec of a KubeadmConfig has. If an owner is changed again during a rollout, the names of both changes are
+/// recorded, and Cluster API lets a machine reach the first change before it asks for the second.
+pub(super) fn present_in(spec: &Value, mut part: ConfigurationPart) -> ConfigurationPart {
+    // What cannot be read is reported when its values are needed.
+    let Ok(config) = HostConfiguration::of(spec) else { return part };
+    part.files.retain(|path| config.files.iter().any(|file| file.path == *path));
+    part.users.retain(|name| config.users.iter().any(|user| user.name == *name));
+    part.fields.retain(|field| match field {
+        ConfigurationField::Ntp => config.ntp.is_some(),
+        ConfigurationField::Etcd => *config.etcd() != EtcdImage::default(),
+        ConfigurationField::PreKubeadmCommands => !config.pre_kubeadm_commands.is_empty(),
+        ConfigurationField::PostKubeadmCommands => !config.post_kubeadm_commands.is_empty(),
+    });
+    let alone = ConfigurationPart {
+        secrets: Vec::new(),
+        units: Vec::new(),
+        restarts_kubelet: false,
+        ..part.clone()
+    };
+    // The others only follow from what changes.
+    if alone.is_empty() { alone } else { part }
 }
 
 /// The values of a part in the spec of a KubeadmConfig.

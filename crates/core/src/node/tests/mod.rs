@@ -3,6 +3,7 @@ mod aged_views;
 mod applied;
 mod boot;
 mod by_hand;
+mod configuration;
 mod disruption;
 mod drain;
 mod drain_sorting;
