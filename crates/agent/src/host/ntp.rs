@@ -128,7 +128,7 @@ pub(super) async fn apply(
     Ok(())
 }
 
-/// Adds the servers to those of the host. Returns whether the file with them changed.
+/// Adds the servers to those of the host. Returns whether a file changed.
 fn add(
     site: &Site,
     plan: &str,
@@ -139,12 +139,13 @@ fn add(
     let text = text(daemon, args);
     let access = Access::of_mode(0o644);
     let file = site.path(daemon.file);
-    if atomic::is(&file, text.as_bytes(), access) {
-        return Ok(false);
+    let mut changed = false;
+    if !atomic::is(&file, text.as_bytes(), access) {
+        keep::keep(site, plan, step, daemon.file)?;
+        changed = atomic::replace(&file, text.as_bytes(), access)?;
     }
-    include(site, plan, step, daemon)?;
-    keep::keep(site, plan, step, daemon.file)?;
-    atomic::replace(&file, text.as_bytes(), access)
+    // Last: chrony does not start without a file that it is to include.
+    Ok(include(site, plan, step, daemon)? || changed)
 }
 
 /// The state of a service before a step.
@@ -216,19 +217,32 @@ pub(super) async fn put_back(site: &Site, plan: &str, step: &str) -> Result<(), 
     Ok(())
 }
 
-/// On Red Hat systems chrony reads no directory unless it is configured.
-fn include(site: &Site, plan: &str, step: &str, daemon: &Daemon) -> Result<(), WorkError> {
-    const LINE: &str = "confdir /etc/chrony.d";
+/// Makes the daemon read its file: chrony reads no other file unless its main file names it. `include` exists in every version (`docs/facts/hosts.md#time-servers`).
+fn include(site: &Site, plan: &str, step: &str, daemon: &Daemon) -> Result<bool, WorkError> {
     let main = site.read(daemon.sign);
-    if daemon.sign != "/etc/chrony.conf" || main.lines().any(|line| line.trim() == LINE) {
-        return Ok(());
+    if daemon.is_timesyncd() || is_read(&main, daemon.file) {
+        return Ok(false);
     }
     keep::keep(site, plan, step, daemon.sign)?;
-    let changed = format!("{}\n{LINE}\n", main.trim_end());
+    let changed = format!("{}\ninclude {}\n", main.trim_end(), daemon.file);
     let path = site.path(daemon.sign);
     let access = Access::like(&path, 0o644);
-    atomic::replace(&path, changed.as_bytes(), access)?;
-    Ok(())
+    atomic::replace(&path, changed.as_bytes(), access)
+}
+
+/// Whether chrony's main file makes it read a file.
+fn is_read(main: &str, file: &str) -> bool {
+    let directory = file.rsplit_once('/').map_or("", |(directory, _)| directory);
+    main.lines().any(|line| {
+        let mut words = line.split_whitespace();
+        let directive = words.next().unwrap_or_default().to_ascii_lowercase();
+        let wanted = match &*directive {
+            "confdir" | "sourcedir" => directory,
+            "include" => file,
+            _ => return false,
+        };
+        words.any(|word| word.trim_end_matches('/') == wanted)
+    })
 }
 
 /// Whether the servers are set.
@@ -243,7 +257,9 @@ pub(super) fn check(site: &Site, args: &NtpArgs, others: Others) -> Evidence {
     }
     let other = match others {
         Others::Kept => {
-            let is_set = site.read(daemon.file) == text(daemon, args);
+            let is_included =
+                daemon.is_timesyncd() || is_read(&site.read(daemon.sign), daemon.file);
+            let is_set = is_included && site.read(daemon.file) == text(daemon, args);
             (!is_set).then(|| daemon.file.to_owned())
         }
         Others::Disabled => match replace::changes(site, daemon, &args.servers) {
@@ -297,6 +313,29 @@ mod tests {
             keep::put_back(&site, "p", "ntp").unwrap();
             assert!(!site.path(daemon.file).exists());
             assert_eq!(site.read(sign), "# mine\n");
+        }
+    }
+
+    #[tokio::test]
+    async fn the_main_file_of_chrony_names_the_file_with_the_servers_once() {
+        for (at, line) in [
+            (0, "sourcedir /run/chrony-dhcp /etc/chrony/sources.d/"),
+            (0, "include /etc/chrony/sources.d/refit.sources"),
+            (1, "confdir /etc/chrony.d"),
+        ] {
+            let daemon = &DAEMONS[at];
+            let (_directory, site) = site(daemon.sign);
+            let main = site.path(daemon.sign);
+            fs::write(&main, format!("driftfile /a\n{line}\n")).unwrap();
+            apply(&site, "p", "ntp", &servers(), Others::Kept).await.unwrap();
+            assert_eq!(site.read(daemon.sign), format!("driftfile /a\n{line}\n"));
+            fs::write(&main, format!("driftfile /a\n# {line}\n")).unwrap();
+            let evidence = check(&site, &servers(), Others::Kept);
+            assert!(matches!(evidence, Evidence::Missing { .. }), "it is not read any more");
+            apply(&site, "p", "ntp", &servers(), Others::Kept).await.unwrap();
+            let included = format!("driftfile /a\n# {line}\ninclude {}\n", daemon.file);
+            assert_eq!(site.read(daemon.sign), included);
+            assert_eq!(check(&site, &servers(), Others::Kept), Evidence::Done);
         }
     }
 

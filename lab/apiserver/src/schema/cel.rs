@@ -128,11 +128,18 @@ fn compile_rule(rule: &Value, path: &str) -> Result<Rule, SchemaError> {
 }
 
 fn compile(text: &str, path: &str) -> Result<Program, SchemaError> {
-    Program::compile(text).map_err(|error| SchemaError::Rule {
+    let refused = |message: String| SchemaError::Rule {
         path: path.to_owned(),
         rule: text.to_owned(),
-        message: error.to_string(),
-    })
+        message,
+    };
+    let program = Program::compile(text).map_err(|error| refused(error.to_string()))?;
+    // The compiler of Kubernetes takes none of them as the name of a variable.
+    let references = program.references();
+    match RESERVED.iter().find(|word| references.has_variable(word)) {
+        Some(word) => Err(refused(format!("reserved identifier: {word}"))),
+        None => Ok(program),
+    }
 }
 
 /// Runs all rules at and below a node.

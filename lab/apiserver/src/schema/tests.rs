@@ -139,6 +139,22 @@ fn a_rule_that_does_not_compile_is_refused_with_its_text() {
 }
 
 #[test]
+fn a_rule_with_a_variable_of_a_reserved_name_is_refused() {
+    let with = |rule: &str| {
+        let rules = json!([{"rule": rule}]);
+        let items = json!({"type": "string"});
+        let list = json!({"type": "array", "items": items, "x-kubernetes-validations": rules});
+        Schema::from_open_api(&whole(&json!({"x": list})))
+    };
+    assert!(with("self.all(one, one != 'package')").is_ok());
+    let SchemaError::Rule { message, .. } = with("self.all(package, package != '')").unwrap_err()
+    else {
+        panic!("its rule is refused")
+    };
+    assert_eq!(message, "reserved identifier: package");
+}
+
+#[test]
 fn a_bad_pattern_is_refused() {
     assert!(refused(&json!({"x": {"type": "string", "pattern": "("}})).contains("valid pattern"));
 }

@@ -103,7 +103,7 @@ async fn of_disruption(
     count: usize,
     is_wanted: impl Fn(&Value) -> bool,
 ) -> anyhow::Result<()> {
-    let plans = Objects::of_cluster(cluster.workload().await?).list(HOST_PLAN).await?;
+    let plans = cluster.objects.list(HOST_PLAN).await?;
     let of_disruption = plans.iter().filter(|plan| text(plan, "/spec/disruption") == disruption);
     let writes = |plan: &&Value| {
         let steps = plan["spec"]["steps"].as_array().into_iter().flatten();

@@ -144,7 +144,7 @@ pub(crate) const ALL: &[Flow] = &[
     },
     Flow {
         name: "a_file_and_a_kubelet_flag_of_a_kubeadm_config_change_in_place",
-        lines: &[],
+        lines: &[Line::V1_14],
         on: On::Shared,
         run: |bed| Box::pin(configuration::run(bed)),
     },

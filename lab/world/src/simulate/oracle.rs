@@ -94,10 +94,17 @@ impl Oracle {
     /// An update that has just succeeded although its machine does not have the memory that it was to get.
     fn unproven(&mut self, session: &Session) {
         let world = &session.world;
+        let uid = |update: &Value| text(update, "/metadata/uid").to_owned();
+        let succeeded = world.node_updates().into_iter();
+        let succeeded = succeeded.filter(|update| phase(update) == Phase::Succeeded);
+        // Also those that are not the newest: they may become that if another one is deleted.
+        let new: BTreeSet<String> = succeeded
+            .map(|update| uid(&update))
+            .filter(|uid| self.succeeded.insert(uid.clone()))
+            .collect();
         for machine in world.machines() {
             let Some(update) = newest_update(world, &machine) else { continue };
-            let is_new = phase(&update) == Phase::Succeeded
-                && self.succeeded.insert(text(&update, "/metadata/uid").to_owned());
+            let is_new = new.contains(&uid(&update));
             let parts = update.pointer("/spec/parts").and_then(Value::as_array);
             let by_updater = |part: &Value| {
                 text(part, "/updater") == "memory" && text(part, "/action") == "Update"
