@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use refit_kinds::version::StatedVersion;
+use refit_kinds::{refit::Disruption, version::StatedVersion};
 use serde::Serialize;
 
 use super::providers::ProviderQuestion;
@@ -163,6 +163,9 @@ pub struct GroupPrediction {
     pub outcome: PredictedOutcome,
     /// Number of its machines by outcome.
     pub machines: Counts,
+    /// How an update in place disturbs each machine; absent if none is updated in place.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub disruption: Option<Disruption>,
     /// Differing paths, with the updaters that change them.
     pub paths: Vec<PathLine>,
     /// Why machines are created or deleted.

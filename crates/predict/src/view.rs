@@ -15,7 +15,7 @@ use refit_core::{
 use refit_kinds::{
     json::{annotations, controller, is_deleting, label, name, namespace, text},
     keys,
-    refit::{NodeUpdate, Owner, Phase, Role, StepDurations, update_group_name},
+    refit::{Disruption, NodeUpdate, Owner, Phase, Role, StepDurations, update_group_name},
     version::SkewError,
 };
 use serde::Deserialize as _;
@@ -48,6 +48,12 @@ pub(super) struct View<'a> {
     pub(super) reached: Result<(), Unreached>,
     pub(super) plan: GroupPrediction,
     lines: Vec<(Key, PathLine)>,
+}
+
+/// How a change disturbs each machine: what disturbs most counts. What is left as it is disturbs nothing.
+fn disruption(coverage: &Coverage) -> Option<Disruption> {
+    let made = coverage.claimed.iter().filter(|claimed| !claimed.is_left);
+    made.map(|claimed| claimed.disruption).max()
 }
 
 /// Identifies equal path lines of several machines.
@@ -109,6 +115,7 @@ impl<'a> View<'a> {
                 to: text(wanted, version).into(),
                 outcome: PredictedOutcome::Unchanged,
                 machines: Counts::default(),
+                disruption: None,
                 paths: Vec::new(),
                 causes: Vec::new(),
                 blocked_by: Vec::new(),
@@ -206,6 +213,7 @@ impl<'a> View<'a> {
         }
         let Judgement { coverage, verdict } = judgement;
         self.add_lines(&coverage);
+        self.plan.disruption = self.plan.disruption.max(disruption(&coverage));
         match &verdict {
             Verdict::Cover { .. } => Answer::InPlace,
             Verdict::Replace { .. } | Verdict::Disabled => Answer::Replace,
@@ -437,6 +445,7 @@ impl<'a> View<'a> {
         self.plan.blocked_by.sort();
         self.plan.blocked_by.dedup();
         let counts = self.plan.machines;
+        self.plan.disruption = self.plan.disruption.filter(|_| counts.in_place > 0);
         self.plan.outcome = if counts.deleted > 0 {
             PredictedOutcome::Replaced
         } else if !self.plan.blocked_by.is_empty() {

@@ -60,7 +60,7 @@ missing namespace is \"default\". To rotate a template, create it under a new na
 that name in the group.
 
 -o json writes one document: outcome (Unchanged, InPlace, Blocked, Replaced), groups (namespace, \
-kind, name, cluster, turn, from, to, outcome, machines {now, inPlace, new, deleted}, paths \
+kind, name, cluster, turn, from, to, outcome, machines {now, inPlace, new, deleted}, disruption, paths \
 {line, updater, objects}, causes {reason, object, message, remedy}, blockedBy {reason, object, \
 message}, notes, seconds), notes.
 

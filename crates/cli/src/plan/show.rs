@@ -2,6 +2,7 @@
 
 use std::io;
 
+use refit_kinds::refit::Disruption;
 use refit_predict::{GroupPrediction, PredictedOutcome, Prediction};
 
 use crate::printer::{Printer, columns, duration};
@@ -80,6 +81,9 @@ fn details(printer: Printer, group: &GroupPrediction) -> Vec<String> {
     for path in &group.paths {
         lines.push(format!("  {path}"));
     }
+    lines.extend(
+        group.disruption.map(|disruption| format!("  each machine: {}", happens(disruption))),
+    );
     for blocked in &group.blocked_by {
         let reason = printer.notable(&format!("blocked ({})", blocked.reason));
         lines.push(format!("  {reason}: {}", blocked.message));
@@ -99,6 +103,16 @@ fn details(printer: Printer, group: &GroupPrediction) -> Vec<String> {
         lines.insert(1, printer.bold(&title(group)));
     }
     lines
+}
+
+/// What an update in place does to what runs on a machine.
+fn happens(disruption: Disruption) -> &'static str {
+    match disruption {
+        Disruption::None => "nothing on it is disturbed",
+        Disruption::Restart => "the kubelet or other services restart, and pods stay",
+        Disruption::Drain => "its node is drained",
+        Disruption::Reboot => "its node is drained, and it reboots",
+    }
 }
 
 fn last_word(printer: Printer, plan: &Prediction) -> String {

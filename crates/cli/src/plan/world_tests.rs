@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, sync::OnceLock, time::Duration};
 
 use kube::{
-    Api,
+    Api, ResourceExt as _,
     api::{DynamicObject, Patch, PatchParams, PostParams},
     discovery,
 };
@@ -12,7 +12,9 @@ use lab_world::{
     snapshot::Snapshot,
     world::{MachineFacts, World, WorldOptions, facts, runtime},
 };
+use refit_kinds::refit::{Disruption, HostPlan};
 use refit_predict::{CauseReason, Counts, GroupPrediction, PredictedOutcome, predict};
+use serde::Deserialize as _;
 use serde_json::{Value, json};
 
 use super::{
@@ -189,6 +191,18 @@ async fn comes_true(world: &World, objects: &[Value]) -> Vec<GroupPrediction> {
     predicted.groups
 }
 
+/// How the last plans of the workers, or of the control plane, have disturbed their hosts.
+fn disruptions(world: &World, workers: bool) -> BTreeSet<Disruption> {
+    let plans = world.workload("default/edge-1").unwrap();
+    let plans = plans.list_values(refit_kinds::refit::GROUP, "hostplans", None);
+    let plans = plans.iter().map(|plan| HostPlan::deserialize(plan).unwrap());
+    plans
+        .filter(|plan| !plan.spec.node_update.is_empty())
+        .filter(|plan| plan.name_any().starts_with("edge-1-md-0") == workers)
+        .map(|plan| plan.spec.disruption)
+        .collect()
+}
+
 fn only(groups: Vec<GroupPrediction>) -> GroupPrediction {
     assert_eq!(groups.len(), 1);
     groups.into_iter().next().unwrap()
@@ -314,6 +328,32 @@ fn uncovered_changes_replace_machines_under_replace() {
         assert_eq!(group.outcome, PredictedOutcome::Replaced);
         assert_eq!(group.machines.deleted, 3);
         assert_eq!(reasons(&group), [CauseReason::Uncovered]);
+    });
+}
+
+#[test]
+fn a_changed_configuration_disturbs_machines_as_predicted() {
+    in_world(async {
+        let world = up();
+        let flags = json!({"nodeRegistration": {"kubeletExtraArgs": [
+            {"name": "node-labels", "value": "site=edge-1"}, {"name": "v", "value": "4"},
+        ]}});
+        for (config, disruption) in [
+            (json!({"files": [{"path": "/etc/motd", "content": "x"}]}), Disruption::None),
+            (json!({"joinConfiguration": flags, "initConfiguration": flags}), Disruption::Restart),
+        ] {
+            let change = [plane(&json!({"kubeadmConfigSpec": config}))];
+            let input = gather(&mut reader(&world), &Change::Objects(&change)).await.unwrap();
+            let group = only(predict(&input).groups);
+            assert_eq!(group.outcome, PredictedOutcome::InPlace, "{group:#?}");
+            assert_eq!((group.machines.in_place, group.disruption), (3, Some(disruption)));
+            apply(&world, &change[0]).await;
+            world.pass(Duration::from_mins(30)).await;
+            assert_eq!(disruptions(&world, false), [disruption].into());
+        }
+        let group = only(comes_true(&world, &[version_of_workers(PATCH)]).await);
+        assert_eq!(group.disruption, Some(Disruption::Drain));
+        assert_eq!(disruptions(&world, true), [Disruption::Drain].into());
     });
 }
 
