@@ -103,7 +103,7 @@ fn rules() -> Value {
             "message": NOTHING,
         },
         {
-            "rule": format!("!has(self.install) || self.install.all(package, !(package.name in {names}))"),
+            "rule": format!("!has(self.install) || self.install.all(one, !(one.name in {names}))"),
             "message": PROTECTED,
         },
     ])
