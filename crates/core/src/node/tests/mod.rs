@@ -16,6 +16,7 @@ mod lost;
 mod machine;
 mod member_missing;
 mod model;
+mod os_packages;
 mod pacing;
 mod phases;
 mod preflight;
