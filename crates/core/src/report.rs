@@ -162,6 +162,11 @@ pub enum Refusal {
         /// The sources.
         sources: String,
     },
+    /// Two sources would change the operating system of the host, one of them its packages.
+    OsPackagesConflict {
+        /// The sources.
+        sources: String,
+    },
     /// The KubeadmConfig of the machine does not have any more what the update is to apply.
     ConfigurationChanged {
         /// Kind and name of the object.
@@ -486,7 +491,9 @@ impl Refusal {
             | Self::UpdaterNotVerified { updater, .. } => {
                 format!("Updater {updater}")
             }
-            Self::OsImageConflict { sources } => sources.clone(),
+            Self::OsImageConflict { sources } | Self::OsPackagesConflict { sources } => {
+                sources.clone()
+            }
             Self::HostSettingsUnreadable { name, .. } => format!("HostSettings {name}"),
             Self::HostSettingsConflict { names, .. } => {
                 format!("HostSettings {}", names.join(", "))
@@ -542,6 +549,7 @@ impl Refusal {
             | Self::UpdaterFails { .. }
             | Self::UpdaterNotVerified { .. }
             | Self::OsImageConflict { .. }
+            | Self::OsPackagesConflict { .. }
             | Self::ConfigurationChanged { .. }
             | Self::ConfigurationConflict { .. }
             | Self::NoFreshReport { .. }

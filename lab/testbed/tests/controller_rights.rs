@@ -1,4 +1,4 @@
-//! What the controller may read of Secrets, and which HostSettings are accepted, at a real API server.
+//! What the controller may read of Secrets, and which HostSettings and Updaters are accepted, at a real API server.
 
 #![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
 
@@ -15,7 +15,7 @@ use kube::{
 };
 use lab_testbed::{Line, apiserver::ApiServer, certs::Certs, directory, eventually, parts};
 use refit_install::{Choices, Part, manifests, objects};
-use refit_kinds::refit::HostSettings;
+use refit_kinds::refit::{HostSettings, Updater};
 use refit_runtime::{Clock, client::ClientStack};
 use serde_json::{Value, json};
 
@@ -91,6 +91,64 @@ async fn kubeconfigs_are_readable_only_in_the_chosen_namespaces() {
     assert_eq!(refusal(other.get(KUBECONFIG).await).code, 403);
     assert_eq!(refusal(chosen.list(&ListParams::default()).await).code, 403);
     assert_eq!(refusal(Api::<Secret>::all(client).list(&ListParams::default()).await).code, 403);
+}
+
+#[tokio::test]
+async fn updaters_whose_steps_could_not_be_carried_out_are_rejected() {
+    let server = start("updaters").await;
+    let resource = ApiResource::erase::<Updater>(&());
+    let api: Api<DynamicObject> = Api::all_with(server.client.clone(), &resource);
+    let create = async |name: &str, more: Value| {
+        let mut spec = json!({
+            "action": "Update", "disruption": "Restart",
+            "claims": [{"group": "g.example", "kind": "M", "paths": ["/spec/packages/**"]}],
+        });
+        for (field, value) in more.as_object().into_iter().flatten() {
+            spec[field] = value.clone();
+        }
+        let body = json!({
+            "apiVersion": "refit.dev/v1alpha1", "kind": "Updater",
+            "metadata": {"name": name}, "spec": spec,
+        });
+        api.create(&PostParams::default(), &serde_json::from_value(body).unwrap()).await
+    };
+    let image = json!({"urlFrom": "/spec/image/url", "checksumFrom": "/spec/image/checksum"});
+    let packages = json!({"installFrom": "/spec/packages"});
+    for (name, more) in [
+        ("packages", json!({"host": {"osPackages": packages}})),
+        ("drained", json!({"host": {"osPackages": packages}, "disruption": "Drain"})),
+        ("booted", json!({"host": {"osPackages": packages}, "disruption": "Reboot"})),
+        ("security", json!({"host": {"osPackages": {"securityFrom": "/spec/level"}}})),
+        ("image", json!({"host": {"osImage": image}, "disruption": "Reboot"})),
+    ] {
+        create(name, more).await.unwrap();
+    }
+    let steps = "disruption is Restart, Drain or Reboot, and verify is empty";
+    for (name, more, why) in [
+        ("none", json!({"host": {}}), "host has exactly one of osImage and osPackages"),
+        (
+            "both",
+            json!({"host": {"osImage": image, "osPackages": packages}, "disruption": "Reboot"}),
+            "host has exactly one of osImage and osPackages",
+        ),
+        (
+            "nothing",
+            json!({"host": {"osPackages": {"exclude": ["vim"]}}}),
+            "osPackages asks for nothing",
+        ),
+        (
+            "stars",
+            json!({"host": {"osPackages": {"installFrom": "/spec/packages/**"}}}),
+            "installFrom",
+        ),
+        ("still", json!({"host": {"osPackages": packages}, "disruption": "None"}), steps),
+        ("verify", json!({"host": {"osPackages": packages}, "verify": ["true"]}), steps),
+        ("kept", json!({"host": {"osImage": image}}), "host.osImage reboots the machine"),
+    ] {
+        let status = refusal(create(name, more).await);
+        assert_eq!(status.code, 422, "{name}: {}", status.message);
+        assert!(status.message.contains(why), "{name}: {}", status.message);
+    }
 }
 
 #[tokio::test]

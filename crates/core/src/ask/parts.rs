@@ -5,7 +5,7 @@ use refit_kinds::refit::{Gate, Goal, KUBEADM, NodeUpdate, Phase, UpdatePart, ord
 use serde_json::Value;
 
 use super::MachineFacts;
-use crate::change::{Level, Objects, Updater, host_part::BadHostPart, objects::PARTS};
+use crate::change::{Level, Objects, Updater, host_part::BadHostPart};
 
 /// What a new update can use.
 #[derive(Clone, Copy, Debug)]
@@ -32,7 +32,6 @@ pub fn parts(
     offer: Offer<'_>,
     updates: &[&NodeUpdate],
 ) -> Result<Vec<UpdatePart>, BadHostPart> {
-    let objects: Vec<_> = PARTS.iter().filter_map(|part| offer.desired.part(*part)).collect();
     let mut of_machine: Vec<&NodeUpdate> = updates
         .iter()
         .copied()
@@ -49,7 +48,9 @@ pub fn parts(
         let needed = reached != Some(&part.hash) || needs_version && updater.brings_version();
         match updater {
             Updater::Kubeadm => None,
-            Updater::Added(added) => needed.then(|| added.part(&objects)),
+            Updater::Added(added) => {
+                needed.then(|| added.part(offer.desired).transpose()).flatten()
+            }
             Updater::Configuration(updater) => {
                 let spec = offer.desired.bootstrap_spec(Level::Machine).unwrap_or(&Value::Null);
                 needed.then(|| updater.part(spec)).flatten().map(Ok)

@@ -1,6 +1,6 @@
 use refit_kinds::refit::{
-    Disruption, Gate, Goal, GoalPart, NodeUpdate, NodeUpdateStatus, OsImageFrom, PartState,
-    PartStatus, Phase, UpdatePart, UpdaterAction, UpdaterHost,
+    Disruption, Gate, Goal, GoalPart, NodeUpdate, NodeUpdateStatus, OsImageFrom, OsPackagesFrom,
+    PartState, PartStatus, Phase, UpdatePart, UpdaterAction, UpdaterHost,
 };
 
 use serde_json::json;
@@ -140,14 +140,12 @@ fn a_part_that_an_update_lists_and_has_not_ended_is_made_again() {
 #[test]
 fn the_arguments_of_the_agents_steps_come_from_the_desired_objects() {
     let with = |checksum_from: &str| {
-        let host = UpdaterHost {
-            os_image: OsImageFrom {
-                url_from: "/spec/image/url".into(),
-                checksum_from: checksum_from.into(),
-                name_from: None,
-                brings_kubelet: true,
-            },
-        };
+        let host = UpdaterHost::OsImage(OsImageFrom {
+            url_from: "/spec/image/url".into(),
+            checksum_from: checksum_from.into(),
+            name_from: None,
+            brings_kubelet: true,
+        });
         let paths = vec!["/spec/image/**".parse().unwrap()];
         let claims = vec![Claim { group: "g".into(), kind: "M".into(), paths }];
         let Updater::Added(added) = updater("image", UpdaterAction::Update) else { unreachable!() };
@@ -167,6 +165,37 @@ fn the_arguments_of_the_agents_steps_come_from_the_desired_objects() {
         let error = with(path).unwrap_err().to_string();
         assert_eq!(error, format!("Updater image needs {path} in M, and it is {what}"));
     }
+}
+
+#[test]
+fn a_part_that_asks_the_agent_for_nothing_is_not_listed_and_counts_as_reached() {
+    let of = |spec: serde_json::Value, updates: &[&NodeUpdate]| {
+        let from = OsPackagesFrom {
+            install_from: Some("/spec/packages".into()),
+            ..OsPackagesFrom::default()
+        };
+        let paths = vec!["/spec/packages/**".parse().unwrap()];
+        let claims = vec![Claim { group: "g".into(), kind: "M".into(), paths }];
+        let Updater::Added(added) = updater("memory", UpdaterAction::Update) else {
+            unreachable!()
+        };
+        let host = Some(UpdaterHost::OsPackages(from));
+        let updaters = [Updater::Added(AddedUpdater { claims, host, ..added })];
+        let infrastructure = json!({"apiVersion": "g/v1", "kind": "M", "spec": spec});
+        let desired = Objects { infrastructure, ..desired() };
+        let machine = MachineFacts { kubelet_version: VERSION.parse().ok(), ..machine() };
+        let goal = goal(&[("memory", "none")]);
+        parts(&machine, Offer { goal: &goal, desired: &desired, updaters: &updaters }, updates)
+    };
+    let one = json!({"packages": [{"name": "vim", "version": "*"}]});
+    let made = of(one.clone(), &[]).unwrap();
+    assert_eq!(made[0].host.as_ref().unwrap().os_packages().unwrap().install[0].name, "vim");
+    assert_eq!(of(json!({}), &[]), Ok(Vec::new()));
+    assert_eq!(of(json!({"packages": []}), &[]), Ok(Vec::new()));
+    // An update without the part has reached it.
+    let mut before = ended(1, Phase::Succeeded, "none", PartState::Done);
+    before.spec.parts = Some(Vec::new());
+    assert_eq!(of(one, &[&before]), Ok(Vec::new()));
 }
 
 #[test]

@@ -60,13 +60,17 @@ impl Updater {
 }
 
 impl AddedUpdater {
-    /// The part in an update to these objects of a machine.
-    pub fn part(&self, desired: &[&Value]) -> Result<UpdatePart, BadHostPart> {
-        let host = match &self.host {
-            Some(host) => Some(host_part(&self.part.updater, host, &self.claims, desired)?),
-            None => None,
+    /// The part in an update to these objects of a machine; `None` if they ask the agent on the host for nothing.
+    pub fn part(&self, desired: &Objects) -> Result<Option<UpdatePart>, BadHostPart> {
+        self.part_of(Level::Machine, desired)
+    }
+
+    fn part_of(&self, level: Level, desired: &Objects) -> Result<Option<UpdatePart>, BadHostPart> {
+        let Some(host) = &self.host else {
+            return Ok(Some(self.part.clone()));
         };
-        Ok(UpdatePart { host, ..self.part.clone() })
+        let host = host_part(&self.part.updater, host, &self.claims, (level, desired))?;
+        Ok(host.map(|host| UpdatePart { host: Some(host), ..self.part.clone() }))
     }
 }
 
@@ -101,19 +105,39 @@ impl Updater {
     fn claimed(&self, changes: PartChanges, case: &Case<'_>) -> Claims {
         match self {
             Self::Kubeadm => Claims::of(kubeadm::claimed(changes, case), Disruption::Drain),
-            Self::Added(added) => Claims::of(added.claimed(changes, case), added.part.disruption),
+            Self::Added(added) => added.claims(changes, case),
             Self::Configuration(updater) => {
                 let found = configuration::find(&updater.rules, changes, case);
+                let reasons = found
+                    .reasons
+                    .into_iter()
+                    .map(|(path, why)| ((Part::Bootstrap, path), Unclaimed::Configuration(why)));
+                let reasons = reasons.collect();
                 let changed = found.changed;
                 let disruption =
                     changed.as_ref().map_or(Disruption::None, |changed| changed.disruption);
-                Claims { claimed: found.claimed, disruption, changed, reasons: found.reasons }
+                Claims { claimed: found.claimed, disruption, changed, reasons }
             }
         }
     }
 }
 
 impl AddedUpdater {
+    /// The changes that its claims name, unless the agent cannot make them because of their values.
+    fn claims(&self, changes: PartChanges, case: &Case<'_>) -> Claims {
+        let claimed = self.claimed(changes, case);
+        match self.part_of(case.level, case.desired) {
+            Err(why) if !claimed.is_empty() => {
+                let reason = |(part, change): (Part, Change)| {
+                    ((part, change.path), Unclaimed::Host(why.clone()))
+                };
+                let reasons = claimed.into_iter().map(reason).collect();
+                Claims { reasons, ..Claims::of(Vec::new(), Disruption::None) }
+            }
+            Ok(_) | Err(_) => Claims::of(claimed, self.part.disruption),
+        }
+    }
+
     /// The changes that its claims name.
     fn claimed(&self, changes: PartChanges, case: &Case<'_>) -> PartChanges {
         let claimed =
@@ -129,6 +153,9 @@ impl AddedUpdater {
     }
 }
 
+/// Why no updater makes the changes at some paths.
+type Reasons = Vec<((Part, Path), Unclaimed)>;
+
 /// What an updater makes of some changes.
 struct Claims {
     /// Those that it makes.
@@ -137,8 +164,8 @@ struct Claims {
     disruption: Disruption,
     /// What they are, if they are of the configuration of hosts.
     changed: Option<ChangedConfiguration>,
-    /// Why it does not make others, which no other updater could.
-    reasons: Vec<(Path, String)>,
+    /// Why it does not make others that it is for.
+    reasons: Reasons,
 }
 
 impl Claims {
@@ -224,6 +251,8 @@ pub enum Unclaimed {
     NoUpdater,
     /// The API server refuses it, in these words.
     Refused(String),
+    /// The agent on the host cannot make it: its value is wrong.
+    Host(BadHostPart),
     /// A running host cannot get it from the KubeadmConfig, for this reason.
     Configuration(String),
 }
@@ -341,7 +370,7 @@ pub fn cover(
     };
     let mut patched = current.clone();
     let mut coverage = Coverage::default();
-    let mut reasons: Vec<(Path, String)> = Vec::new();
+    let mut reasons = Reasons::new();
     for updater in updaters {
         let case = Case {
             level,
@@ -379,9 +408,9 @@ pub fn cover(
     };
     let rest = all_changes(level, &patched, desired);
     let explained = |(part, change): (Part, Change)| {
-        let of_config = part == Part::Bootstrap;
-        let mut reasons = reasons.iter().filter(|(path, _)| of_config && *path == change.path);
-        let why = reasons.next().map(|(_, why)| Unclaimed::Configuration(why.clone()));
+        let mut reasons =
+            reasons.iter().filter(|((of, path), _)| *of == part && *path == change.path);
+        let why = reasons.next().map(|(_, why)| why.clone());
         Difference { why: why.unwrap_or_default(), ..difference((part, change)) }
     };
     coverage.uncovered = rest.into_iter().map(explained).collect();
@@ -432,6 +461,7 @@ impl fmt::Display for Difference {
         let why = match &self.why {
             Unclaimed::NoUpdater => "no updater".to_owned(),
             Unclaimed::Refused(why) => format!("the API server refuses it: {why}"),
+            Unclaimed::Host(why) => why.to_string(),
             Unclaimed::Configuration(why) => format!("{CONFIGURATION}: {why}"),
         };
         f.write_str(&self.line(&why))

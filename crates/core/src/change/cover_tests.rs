@@ -3,7 +3,7 @@ use serde_json::{Value, json};
 
 use super::{
     claim::Claim,
-    cover::{Claimed, Coverage, Updater, cover},
+    cover::{AddedUpdater, Claimed, Coverage, Updater, cover},
     objects::{Level, Objects},
     patch::Patch,
     testing::{any_object, leaving, provided},
@@ -476,4 +476,31 @@ fn a_provider_does_not_take_a_version_that_no_upgrade_reaches() {
         let coverage = cover(Level::Machine, &from, &to, false, &[&provider()]);
         assert!(!coverage.is_complete());
     }
+}
+
+#[test]
+fn a_value_that_the_agent_cannot_use_is_uncovered_with_its_reason() {
+    let packages = claim(INFRASTRUCTURE, "VSphereMachine", &["/spec/packages/**"]);
+    let Updater::Added(added) = leave("patches", &[packages]) else { unreachable!() };
+    let from = json!({"osPackages": {"installFrom": "/spec/packages"}});
+    let host = serde_json::from_value(from).unwrap();
+    let updater = Updater::Added(AddedUpdater { host, ..added });
+    let of = |packages: &Value, updaters: &[&Updater]| {
+        let with = |spec: &Value| set("v1.35.0", "a", spec, &json!({}));
+        let (from, to) = (with(&json!({})), with(&json!({ "packages": packages })));
+        cover(Level::MachineSet, &from, &to, false, updaters)
+    };
+    let good = json!([{"name": "vim", "version": "9.*"}]);
+    assert_eq!(claimants(&of(&good, &[&updater])), ["patches"]);
+    let bad = json!([{"name": "vim"}]);
+    assert_eq!(
+        of(&bad, &[&updater]).lines(),
+        [
+            "VSphereMachineTemplate/a spec.template.spec.packages: (absent) -> [{\"name\":\"vim\"}] (Updater patches needs \
+          /spec/packages/0 in VSphereMachine, and it is no package to install: vim has no version: * is the newest one)"
+        ]
+    );
+    // Another updater may make the change.
+    let all = claim(INFRASTRUCTURE, "VSphereMachine", &["/spec/**"]);
+    assert_eq!(claimants(&of(&bad, &[&updater, &leave("rest", &[all])])), ["rest"]);
 }

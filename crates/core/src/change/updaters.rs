@@ -195,7 +195,7 @@ fn check_host(host: &UpdaterHost, claims: &[Claim]) -> Result<(), BadUpdater> {
         return Err(BadUpdater::UnusedClaim { path: path.to_string() });
     }
     match unclaimed_argument(host, claims) {
-        Some(path) => Err(BadUpdater::UnclaimedArgument { path: path.clone() }),
+        Some(path) => Err(BadUpdater::UnclaimedArgument { path }),
         None => Ok(()),
     }
 }
@@ -349,6 +349,8 @@ mod tests {
         let empty = json!({"url": "https://x", "caBundle": "Cg=="});
         let host =
             json!({"osImage": {"urlFrom": "/spec/image/url", "checksumFrom": "/spec/image/sum"}});
+        let packages = json!({"osPackages": {"installFrom": "/spec/image"}});
+        let typo = json!({"osPackages": {"installFrom": "/spec/image/list"}});
         let elsewhere =
             json!({"osImage": {"urlFrom": "/spec/url", "checksumFrom": "/spec/image/sum"}});
         let more = json!([{"group": "g", "kind": "M", "paths": ["/spec/image/**", "/spec/size"]}]);
@@ -356,6 +358,8 @@ mod tests {
             (json!({"hook": hook}), ""),
             (json!({"hook": empty}), "spec.hook.caBundle: it holds no PEM certificate"),
             (json!({"host": host}), ""),
+            (json!({"host": packages}), ""),
+            (json!({"host": typo}), "spec.claims: no step of spec.host uses /spec/image/**"),
             (json!({}), "action Update needs exactly one"),
             (json!({"hook": hook, "host": host}), "action Update needs exactly one"),
             (

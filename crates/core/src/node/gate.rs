@@ -190,8 +190,8 @@ fn disturbs(s: &Snapshot, write: &Write) -> bool {
 pub(super) fn nothing_to_do() -> Standing {
     Standing::failed(
         "NothingToDo",
-        "the goal asks for nothing on this host: it has neither a Kubernetes version for kubeadm, nor an OS image, nor \
-         certificates, nor a change of its KubeadmConfig, nor HostSettings with files, time servers, kubelet flags, a container \
+        "the goal asks for nothing on this host: it has neither a Kubernetes version for kubeadm, nor an OS image or \
+         packages of the operating system, nor certificates, nor a change of its KubeadmConfig, nor HostSettings with files, time servers, kubelet flags, a container \
          runtime, an OS image or OS packages",
     )
 }
@@ -319,12 +319,14 @@ impl Work<'_> {
         self.common_refusal()
             .or_else(|| self.s.settings_refused.clone())
             .or_else(|| self.two_os_images())
+            .or_else(|| self.two_os_packages())
             .or_else(|| self.configuration_conflict())
             .or_else(|| self.configuration_changed())
             .or_else(|| self.would_be_replaced())
             .or_else(|| self.preflight()?.refusal(Point::Prepare))
             .or_else(|| self.silent_agent())
             .or_else(|| self.unreadable_host())
+            .or_else(|| self.packages_without_image())
             .or_else(|| self.workers.start_refusal(self.s, &self.status.node_name, self.role()))
     }
 
@@ -368,26 +370,6 @@ impl Work<'_> {
             created: created.map(|created| created.0),
             rollout,
         }
-    }
-
-    /// Two sources must not install one OS image each.
-    fn two_os_images(&self) -> Option<Refusal> {
-        let parts = self.s.update.spec.host_parts();
-        let with_image = parts.filter(|(_, host)| host.os_image().is_some());
-        let updaters: Vec<String> =
-            with_image.map(|(part, _)| format!("Updater {}", part.updater)).collect();
-        let is_of_updater = !updaters.is_empty();
-        let settings = self.s.settings.os_image.is_some();
-        let of_settings = settings.then(|| "a HostSettings".to_owned());
-        let all: Vec<String> = updaters.into_iter().chain(of_settings).collect();
-        (is_of_updater && all.len() > 1)
-            .then(|| Refusal::OsImageConflict { sources: all.join(" and ") })
-    }
-
-    /// Two sources must not set one thing each.
-    fn configuration_conflict(&self) -> Option<Refusal> {
-        let what = self.workers.host.set_twice(self.s)?;
-        Some(Refusal::ConfigurationConflict { what })
     }
 
     /// A plan has the values that its goal was made of.

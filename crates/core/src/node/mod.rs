@@ -27,6 +27,7 @@ mod adopt;
 mod availability;
 mod budgets;
 mod claim;
+mod conflict;
 mod decide;
 mod disruption;
 mod disruption_policy;

@@ -104,6 +104,7 @@ impl RefusalReason {
             | Self::DisruptionPolicyUnreadable
             | Self::DisruptionPolicyConflict
             | Self::OsImageConflict
+            | Self::OsPackagesConflict
             | Self::ConfigurationChanged
             | Self::ConfigurationConflict
             | Self::UpdaterUnusable

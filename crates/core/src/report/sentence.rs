@@ -98,6 +98,10 @@ impl Refusal {
                 "waiting until one of {sources} installs the OS image, and not both: remove it from \
                  one of them, and retry the update"
             ),
+            Self::OsPackagesConflict { sources } => format!(
+                "waiting until only one of {sources} changes the operating system of the host: remove what the \
+                 other one installs, and retry the update"
+            ),
             Self::ConfigurationChanged { object, why } => format!(
                 "waiting for the next request: {object} has changed since this update was made: {why}"
             ),

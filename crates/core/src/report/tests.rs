@@ -42,6 +42,7 @@ fn all() -> Vec<Refusal> {
         Refusal::UpdaterFails { updater: s("memory"), message: s("no answer.") },
         Refusal::UpdaterNotVerified { updater: s("memory"), why: s("ready is false") },
         Refusal::OsImageConflict { sources: s("Updater image and a HostSettings") },
+        Refusal::OsPackagesConflict { sources: s("Updater patches and a HostSettings") },
         Refusal::ConfigurationChanged {
             object: s("KubeadmConfig m"),
             why: s("it has no file /etc/motd"),

@@ -4,6 +4,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use crate::clip;
+
 /// Packages of Kubernetes and of container runtimes, by their names in the usual distributions. Updates of the operating
 /// system never change them: an upgrade of Kubernetes and `containerRuntime` do, on a drained node.
 pub const PROTECTED_PACKAGES: [&str; 18] = [
@@ -27,6 +29,11 @@ pub const PROTECTED_PACKAGES: [&str; 18] = [
     "cri-dockerd",
 ];
 
+/// Maximum number of packages of the operating system that a plan names.
+pub const MAX_OS_PACKAGES: usize = 64;
+/// Maximum length of a package's name or version.
+const MAX_TEXT: usize = 128;
+
 /// Packages of the operating system to install in place, and whether the host may boot for them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
@@ -34,7 +41,7 @@ pub const PROTECTED_PACKAGES: [&str; 18] = [
 pub struct OsPackageArgs {
     /// Packages to install at these versions, from the package sources of the host.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(length(max = 64))]
+    #[schemars(length(max = MAX_OS_PACKAGES))]
     pub install: Vec<OsPackage>,
     /// Whether to install all security updates that the package sources of the host have when the host prepares. Packages
     /// of Kubernetes and of the container runtime, and packages that the host holds, keep their versions.
@@ -54,11 +61,11 @@ pub struct OsPackageArgs {
 #[serde(rename_all = "camelCase")]
 pub struct OsPackage {
     /// Name, such as `openssl`.
-    #[schemars(length(max = 128), regex(pattern = r"^[a-z0-9][a-zA-Z0-9+._-]*$"))]
+    #[schemars(length(max = MAX_TEXT), regex(pattern = r"^[a-z0-9][a-zA-Z0-9+._-]*$"))]
     pub name: String,
     /// Version in the package manager's format, such as `3.0.17-1~deb12u3`. `3.0.*` is the newest version with that prefix
     /// that the package sources of the host have, and `*` the newest of all.
-    #[schemars(length(max = 128), regex(pattern = r"^([a-zA-Z0-9][a-zA-Z0-9+.:~^_-]*\*?|\*)$"))]
+    #[schemars(length(max = MAX_TEXT), regex(pattern = r"^([a-zA-Z0-9][a-zA-Z0-9+.:~^_-]*\*?|\*)$"))]
     pub version: String,
 }
 
@@ -72,6 +79,36 @@ pub enum RebootChoice {
     IfRequired,
     /// It does not boot; the report on the host shows whether it must.
     Never,
+}
+
+impl OsPackage {
+    /// Why the API server refuses the name or the version: by their schemas.
+    pub fn fault(&self) -> Option<String> {
+        let consists_of = |text: &str, also: &str| {
+            text.len() <= MAX_TEXT
+                && text.starts_with(|first: char| first.is_ascii_alphanumeric())
+                && text.chars().all(|c| c.is_ascii_alphanumeric() || also.contains(c))
+        };
+        let Self { name, version } = self;
+        if !consists_of(name, "+._-") || name.starts_with(|first: char| first.is_ascii_uppercase())
+        {
+            return Some(format!(
+                "{:?} is no name: a name has up to {MAX_TEXT} letters, digits and + . _ -, and begins with a lower-case letter or \
+                 a digit",
+                clip(name, MAX_TEXT)
+            ));
+        }
+        let prefix = version.strip_suffix('*').unwrap_or(version);
+        let is_version =
+            version == "*" || version.len() <= MAX_TEXT && consists_of(prefix, "+.:~^_-");
+        (!is_version).then(|| {
+            format!(
+                "{:?} is no version of {name}: a version has up to {MAX_TEXT} letters, digits and + . : ~ ^ _ -, begins with a \
+                 letter or a digit, and may end with *; * alone is the newest version",
+                clip(version, MAX_TEXT)
+            )
+        })
+    }
 }
 
 impl OsPackageArgs {
@@ -130,6 +167,37 @@ mod tests {
             (install("containerd.io"), Some(PROTECTED)),
         ] {
             assert_eq!(args.lacks(), lacks, "{args:?}");
+        }
+    }
+
+    #[test]
+    fn a_name_or_a_version_with_other_characters_is_refused() {
+        let long = "a".repeat(MAX_TEXT + 1);
+        for (name, version, fault) in [
+            ("vim", "2:9.1.0-1~deb13u1", None),
+            ("libstdc++6", "6.12.*", None),
+            ("linux-image-amd64", "*", None),
+            ("7zip", "1", None),
+            ("", "*", Some("\"\" is no name")),
+            ("-y", "*", Some("\"-y\" is no name")),
+            ("Vim", "*", Some("is no name")),
+            ("vim;reboot", "*", Some("is no name")),
+            ("vim=1", "*", Some("is no name")),
+            (&long, "*", Some("is no name")),
+            ("vim", "", Some("\"\" is no version of vim")),
+            ("vim", "-1", Some("is no version")),
+            ("vim", "1 2", Some("is no version")),
+            ("vim", "1.*.2", Some("is no version")),
+            ("vim", "**", Some("is no version")),
+            ("vim", &long, Some("is no version")),
+            ("vim", "$(reboot)", Some("is no version")),
+        ] {
+            let found = OsPackage { name: name.into(), version: version.into() }.fault();
+            assert_eq!(found.is_some(), fault.is_some(), "{name} {version}: {found:?}");
+            assert!(
+                found.unwrap_or_default().contains(fault.unwrap_or_default()),
+                "{name} {version}"
+            );
         }
     }
 

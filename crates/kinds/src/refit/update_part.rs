@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     CONFIGURATION, ConfigurationPart, Disruption, Gate, NodeUpdateSpec, NodeUpdateStatus,
-    OsImageArgs, StepState, UpdaterAction, UpdaterTemplate, host_step::one_member,
+    OsImageArgs, OsPackageArgs, StepState, UpdaterAction, UpdaterTemplate, host_step::one_member,
 };
 use crate::canonical::K8SD;
 
@@ -55,6 +55,8 @@ pub struct ProviderPart {
 pub enum HostPart {
     /// Installs an OS image.
     OsImage(OsImageArgs),
+    /// Installs packages of the operating system in place.
+    OsPackages(OsPackageArgs),
     /// Applies what changes in the KubeadmConfig of the machine.
     Configuration(ConfigurationPart),
 }
@@ -64,7 +66,15 @@ impl HostPart {
     pub fn os_image(&self) -> Option<&OsImageArgs> {
         match self {
             Self::OsImage(image) => Some(image),
-            Self::Configuration(_) => None,
+            Self::OsPackages(_) | Self::Configuration(_) => None,
+        }
+    }
+
+    /// The packages of the operating system that are installed.
+    pub fn os_packages(&self) -> Option<&OsPackageArgs> {
+        match self {
+            Self::OsPackages(packages) => Some(packages),
+            Self::OsImage(_) | Self::Configuration(_) => None,
         }
     }
 
@@ -72,7 +82,7 @@ impl HostPart {
     pub fn configuration(&self) -> Option<&ConfigurationPart> {
         match self {
             Self::Configuration(part) => Some(part),
-            Self::OsImage(_) => None,
+            Self::OsImage(_) | Self::OsPackages(_) => None,
         }
     }
 }
@@ -232,7 +242,7 @@ impl NodeUpdateSpec {
     }
 
     /// Whether the versions that a node runs show that its machine has reached the goal, by whatever means: not
-    /// if an OS image or the work of a provider is part of it.
+    /// if an OS image, packages of the operating system or the work of a provider is part of it.
     pub fn can_be_adopted(&self) -> bool {
         self.goal.kubernetes_version.is_some()
             && self.host_parts().next().is_none()
@@ -481,6 +491,11 @@ mod tests {
         UpdatePart { host, ..added(Disruption::Reboot) }
     }
 
+    fn packages(disruption: Disruption) -> UpdatePart {
+        let host = Some(HostPart::OsPackages(OsPackageArgs::default()));
+        UpdatePart { host, ..added(disruption) }
+    }
+
     #[test]
     fn an_update_disturbs_as_much_as_its_part_that_disturbs_most() {
         use Disruption::{Drain, None as Still, Reboot, Restart};
@@ -506,6 +521,8 @@ mod tests {
             (version(), Some(vec![UpdatePart::kubeadm(), added(Still)]), Drain),
             (version(), Some(vec![UpdatePart::kubeadm(), image()]), Reboot),
             (version(), Some(vec![added(Still), image()]), Reboot),
+            (version(), Some(vec![packages(Restart)]), Restart),
+            (version(), Some(vec![UpdatePart::kubeadm(), packages(Restart)]), Drain),
             (version(), Some(vec![UpdatePart::k8sd(Restart)]), Restart),
             // A provider works on a drained machine.
             (version(), Some(vec![provided(Still)]), Drain),
@@ -533,6 +550,7 @@ mod tests {
             (None, true, true),
             (Some(vec![UpdatePart::kubeadm(), image()]), true, true),
             (Some(vec![image()]), false, false),
+            (Some(vec![packages(Disruption::Restart)]), false, false),
             (Some(vec![provided(Disruption::Drain), image()]), false, true),
             (Some(vec![UpdatePart::adopted()]), false, false),
         ] {

@@ -2,10 +2,11 @@
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, LabelSelector};
 use kube::{CustomResource, KubeSchema};
-use schemars::JsonSchema;
+use schemars::{JsonSchema, Schema};
 use serde::{Deserialize, Serialize};
+use serde_json::json;
 
-use super::Owner;
+use super::{Owner, RebootChoice, host_step::one_member};
 
 /// A way of updating machines in place, in addition to those that are built in: which changes it
 /// claims, and what it does about them. The permission to write this kind decides which changes Cluster
@@ -42,8 +43,12 @@ use super::Owner;
     "action Update needs disruption and exactly one of hook, host and template; action Leave has none of hook, host, template, disruption and verify"
 ))]
 #[x_kube(validation = (
-    "!has(self.host) || self.disruption == 'Reboot' && !has(self.verify)",
+    "!has(self.host) || !has(self.host.osImage) || self.disruption == 'Reboot' && !has(self.verify)",
     "host.osImage reboots the machine, and its agent verifies it: disruption is Reboot, and verify is empty"
+))]
+#[x_kube(validation = (
+    "!has(self.host) || !has(self.host.osPackages) || self.disruption != 'None' && !has(self.verify)",
+    "host.osPackages may restart services of the machine, and its agent verifies it: disruption is Restart, Drain or Reboot, and verify is empty"
 ))]
 #[x_kube(validation = (
     "!has(self.template) || self.disruption == 'Drain' || self.disruption == 'Reboot'",
@@ -132,12 +137,27 @@ impl Disruption {
     }
 }
 
-/// Steps of the agent on the host, with arguments from claimed fields.
+/// Steps of the agent on the host, with arguments from claimed fields: exactly one member.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct UpdaterHost {
+#[serde(rename_all = "camelCase")]
+#[schemars(transform = one_way)]
+pub enum UpdaterHost {
     /// Installs an OS image.
-    pub os_image: OsImageFrom,
+    OsImage(OsImageFrom),
+    /// Installs packages of the operating system in place.
+    OsPackages(OsPackagesFrom),
+}
+
+/// Shows the members of [`UpdaterHost`] as an object, whose rule has a message that names them.
+fn one_way(schema: &mut Schema) {
+    one_member(schema);
+    schema.remove("minProperties");
+    schema.remove("maxProperties");
+    let rule = json!([{
+        "rule": "has(self.osImage) != has(self.osPackages)",
+        "message": "host has exactly one of osImage and osPackages",
+    }]);
+    schema.insert("x-kubernetes-validations".to_owned(), rule);
 }
 
 /// Where the arguments of an OS image are in a machine's objects. Every claimed path is one of them.
@@ -158,6 +178,34 @@ pub struct OsImageFrom {
     /// The image contains the kubelet of the Kubernetes version: no kubelet package is installed.
     #[serde(default)]
     pub brings_kubelet: bool,
+}
+
+/// Where packages of the operating system are in a machine's objects. The claims are exactly these paths, that of a list or an
+/// object with `/**`: a field that is absent asks for nothing.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[schemars(extend("x-kubernetes-validations" = [{
+    "rule": "has(self.installFrom) || has(self.securityFrom)",
+    "message": "osPackages asks for nothing: set installFrom, securityFrom or both",
+}]))]
+pub struct OsPackagesFrom {
+    /// Path of the packages to install, such as `/spec/osPackages`: a list of objects with `name` and `version`, or an object
+    /// with a version for each name. Versions are as in HostSettings: `6.12.*` is the newest one with that prefix.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 512), regex(pattern = r"^/spec/[^*\[\]]+$"))]
+    pub install_from: Option<String>,
+    /// Path of a text or number that asks for all security updates, such as `/spec/patchLevel` with a date. Each update of the
+    /// claimed fields installs those that the package sources of the host have then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 512), regex(pattern = r"^/spec/[^*\[\]]+$"))]
+    pub security_from: Option<String>,
+    /// Further packages that keep their versions.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 128), inner(length(max = 128)))]
+    pub exclude: Vec<String>,
+    /// Whether the host boots if that is required afterwards.
+    #[serde(default)]
+    pub reboot: RebootChoice,
 }
 
 /// A server that speaks Cluster API's hooks for in-place updates.

@@ -149,7 +149,7 @@ pub(super) fn cause_holds(
             )
         }
         // No simulation has an Updater with `host`.
-        RefusalReason::OsImageConflict => Some(false),
+        RefusalReason::OsImageConflict | RefusalReason::OsPackagesConflict => Some(false),
         RefusalReason::UpdaterUnusable => {
             let there = world.management().list_values(refit::GROUP, "updaters", None);
             let wanted = object.strip_prefix("Updater ");

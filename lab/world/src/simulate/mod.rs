@@ -110,7 +110,7 @@ impl fmt::Display for Failure {
 }
 
 /// Reasons that no world of the simulation can have.
-const OUT_OF_REACH: [&str; 13] = [
+const OUT_OF_REACH: [&str; 15] = [
     // Control planes have one member or three, and lack one only while their group does.
     "EtcdQuorum",
     // No certificate expires.
@@ -134,6 +134,9 @@ const OUT_OF_REACH: [&str; 13] = [
     "DisruptionPolicyConflict",
     // Operators set other files and flags in KubeadmConfigs than in HostSettings.
     "ConfigurationConflict",
+    // No Updater has `host`.
+    "OsImageConflict",
+    "OsPackagesConflict",
     // Worlds are small.
     "ClusterTooLarge",
 ];

@@ -217,7 +217,7 @@ pub(crate) fn driver(site: &Site) -> Option<PackageDriver> {
 
 fn no_manager() -> WorkError {
     WorkError::permanent(
-        "the host has neither apt nor dnf; remove osPackages from the HostSettings of this host",
+        "the host has neither apt nor dnf; remove osPackages from the HostSettings of this host, or exclude it in the selector of the Updater",
     )
 }
 

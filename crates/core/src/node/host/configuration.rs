@@ -2,9 +2,7 @@
 
 use std::{borrow::Cow, collections::BTreeSet};
 
-use refit_kinds::refit::{
-    CONFIGURATION, Disruption, FileArgs, HostPart, KubeletArgs, PlanSettings,
-};
+use refit_kinds::refit::{CONFIGURATION, Disruption, FileArgs, KubeletArgs, PlanSettings};
 use serde_json::Value;
 
 use super::{Host, applied::applied};
@@ -18,10 +16,8 @@ impl Host<'_> {
     /// them any more.
     pub(super) fn configuration(&self, s: &Snapshot) -> Option<PlannedConfiguration> {
         let mut parts = self.update.spec.host_parts();
-        let (part, disruption) = parts.find_map(|(part, host)| match host {
-            HostPart::Configuration(configuration) => Some((configuration, part.disruption)),
-            HostPart::OsImage(_) => None,
-        })?;
+        let (part, disruption) =
+            parts.find_map(|(part, host)| Some((host.configuration()?, part.disruption)))?;
         let read = match &s.configuration {
             ConfigurationValues::Read(Some(spec)) => planned(spec, part).ok(),
             ConfigurationValues::Read(None) | ConfigurationValues::Unread => None,

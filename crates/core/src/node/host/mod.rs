@@ -17,8 +17,9 @@ use refit_kinds::{
     clip,
     refit::{
         ClaimId, Disruption, Gate, GoalCertificates, HostPlan, HostPlanSpec, HostPlanStatus,
-        HostStep, MAX_FACT, NodeName, NodeUpdate, OsImageArgs, Phase, PlanId, PlanSettings,
-        PlanState, PlannedStep, REPORT_INTERVAL_SECONDS, Role, SettingHashes, StepState,
+        HostStep, MAX_FACT, NodeName, NodeUpdate, OsImageArgs, OsPackageArgs, Phase, PlanId,
+        PlanSettings, PlanState, PlannedStep, REPORT_INTERVAL_SECONDS, Role, SettingHashes,
+        StepState,
     },
 };
 
@@ -140,6 +141,7 @@ impl<'a> Host<'a> {
         upgrades(self.update)
             || spec.is_upkeep()
             || os_image(self.update).is_some()
+            || os_packages(self.update).is_some()
             || spec.configuration().is_some_and(|part| !part.is_empty())
     }
 
@@ -168,11 +170,21 @@ impl<'a> Host<'a> {
             settings,
             applies_settings: applied.is_some(),
             os_image: os_image(&s.update).or_else(|| applied?.os_image.as_ref()),
+            os_packages: os_packages(&s.update)
+                .or_else(|| applied?.os_packages.as_ref())
+                .map(|packages| steps::keeping_runtime(packages, &s.settings)),
             configuration: self.configuration(s),
             facts: self.plan.and_then(|plan| plan.status.as_ref()).map(|status| &status.facts),
         };
         let applies = applied.is_some_and(|all| SettingHashes::of(all) != SettingHashes::default());
         (self.has_work() && (applies || !spec.changes_settings())).then_some(work)
+    }
+
+    /// The OS image that would replace the packages that an Updater installs: a new image has its own.
+    pub(super) fn image_without_packages(&self, s: &Snapshot, role: Role) -> Option<String> {
+        os_packages(&s.update)?;
+        let settings = applied::applied(s);
+        Some(self.work(s, role, settings.as_deref())?.new_image()?.name)
     }
 
     /// Gives an order after the first; `None` if the host has it already, or no first one.
@@ -319,6 +331,11 @@ fn least_disruption(steps: &[PlannedStep]) -> Disruption {
 /// The OS image that an Updater installs in this update.
 fn os_image(update: &NodeUpdate) -> Option<&OsImageArgs> {
     update.spec.host_parts().find_map(|(_, host)| host.os_image())
+}
+
+/// The packages of the operating system that an Updater installs in this update.
+fn os_packages(update: &NodeUpdate) -> Option<&OsPackageArgs> {
+    update.spec.host_parts().find_map(|(_, host)| host.os_packages())
 }
 
 /// Whether the plan belongs to this NodeUpdate.

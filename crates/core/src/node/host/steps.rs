@@ -53,13 +53,14 @@ pub struct HostWork<'a> {
     pub renew_within_days: Option<i32>,
     /// When the host reboots.
     pub reboot: Reboot,
-    /// Other settings of the hosts; `os_image` and `certificates` are those of the fields here.
+    /// Other settings of the hosts; `os_image`, `os_packages` and `certificates` are those of the fields here.
     pub settings: &'a PlanSettings,
-    /// Whether the host gets the files, time servers, kubelet flags, OS packages and packages of the container runtime of the
-    /// settings.
+    /// Whether the host gets the files, time servers, kubelet flags and packages of the container runtime of the settings.
     pub applies_settings: bool,
     /// The OS image, from the settings or from an Updater.
     pub os_image: Option<&'a OsImageArgs>,
+    /// The packages of the operating system, from the settings or from an Updater.
+    pub os_packages: Option<OsPackageArgs>,
     /// What it gets of the KubeadmConfig of its machine.
     pub configuration: Option<PlannedConfiguration>,
     /// Facts reported by the host; without a report no difference is known.
@@ -79,6 +80,10 @@ impl<'a> HostWork<'a> {
             settings,
             applies_settings: true,
             os_image: settings.os_image.as_ref(),
+            os_packages: settings
+                .os_packages
+                .as_ref()
+                .map(|packages| keeping_runtime(packages, settings)),
             configuration: None,
             facts: None,
         }
@@ -148,7 +153,7 @@ impl<'a> HostWork<'a> {
     }
 
     /// The image that the host does not run yet.
-    fn new_image(&self) -> Option<OsImageArgs> {
+    pub(super) fn new_image(&self) -> Option<OsImageArgs> {
         self.os_image.filter(|_| self.changes_os_image()).cloned()
     }
 
@@ -276,12 +281,7 @@ impl<'a> HostWork<'a> {
 
     /// The packages of the operating system; none for a host that gets another image, which has its own.
     fn os_packages(&self) -> Option<OsPackageArgs> {
-        let stays = self.applies_settings && !self.changes_os_image();
-        let mut packages = self.settings.os_packages.clone().filter(|_| stays)?;
-        let elsewhere = self.settings.container_runtime.iter().map(|package| &package.name);
-        let kept: Vec<_> = elsewhere.filter(|name| !packages.keeps(name)).cloned().collect();
-        packages.exclude.extend(kept);
-        Some(packages)
+        self.os_packages.clone().filter(|_| !self.changes_os_image())
     }
 
     /// Whether the host boots if its packages require it, after everything else. A kubelet that was restarted before is known
@@ -332,6 +332,15 @@ impl<'a> HostWork<'a> {
             ..ImageArgs::default()
         })
     }
+}
+
+/// The same packages of the operating system, while those of the container runtime keep their versions: another step changes
+/// them.
+pub(super) fn keeping_runtime(packages: &OsPackageArgs, settings: &PlanSettings) -> OsPackageArgs {
+    let runtime = settings.container_runtime.iter().map(|package| &package.name);
+    let kept = runtime.filter(|name| !packages.keeps(name)).cloned();
+    let exclude = packages.exclude.iter().cloned().chain(kept).collect();
+    OsPackageArgs { exclude, ..packages.clone() }
 }
 
 /// A step with the limits of the settings.

@@ -2,7 +2,7 @@
 
 use refit_kinds::refit::{
     Disruption::{self, Drain, Reboot as Boot, Restart},
-    Gate, Goal, HostFacts, HostStep, NtpArgs, OsImageArgs, OsPackage, OsPackageArgs,
+    Gate, Goal, HostFacts, HostPart, HostStep, NtpArgs, OsImageArgs, OsPackage, OsPackageArgs,
     PackageVersion, Phase, PlanSettings, PlannedStep, RebootChoice, Role, StepState, StepType,
     StepUndo, UnreadFact, UpdatePart, UpdaterAction,
 };
@@ -31,35 +31,22 @@ fn disruption(one: &One) -> Disruption {
     one.plan.as_ref().unwrap().spec.disruption
 }
 
-/// An update that only installs packages, which are installed.
+/// An update that only installs packages, for an Updater, and they are installed.
 fn installed(mut one: One) -> One {
     one.update.spec.goal = Goal::default();
     one.update.spec.parts = Some(vec![UpdatePart {
-        updater: "image".into(),
+        updater: "patches".into(),
         action: UpdaterAction::Update,
         disruption: Restart,
         timeout_seconds: None,
-        host: Some(refit_kinds::refit::HostPart::OsImage(OsImageArgs {
-            name: "os-1".into(),
-            ..OsImageArgs::default()
-        })),
+        host: Some(HostPart::OsPackages(packages(RebootChoice::IfRequired))),
         template: None,
     }]);
     let status = one.plan.as_mut().unwrap().status.as_mut().unwrap();
     status.capabilities = StepType::VARIANTS.to_vec();
-    status.facts.os_image = "os-1".into();
-    one.settle();
-    let args = packages(RebootChoice::IfRequired);
-    let steps = [
-        HostStep::OsPackagesStage(args.clone()),
-        HostStep::OsPackagesInstall(args),
-        HostStep::RebootIfRequired {},
-        HostStep::Verify { version: None },
-    ];
-    let plan = &mut one.plan.as_mut().unwrap().spec;
-    plan.steps = steps.map(PlannedStep::new).into();
-    assert_eq!(plan.disruption, Restart);
-    one.upgraded()
+    let one = one.upgraded();
+    assert_eq!(disruption(&one), Restart);
+    one
 }
 
 /// The host goes on to the end. A boot shows in its report and in its Node.
@@ -260,16 +247,9 @@ fn steps_for_packages_are_planned_around_the_upgrade() {
         ids_always.contains(&"reboot".to_owned())
             && !ids_always.contains(&"reboot-if-required".to_owned())
     );
-    // A new image has its own packages, and without a goal for them nothing is installed.
+    // A new image has its own packages.
     let image = OsImageArgs { name: "os-2".into(), ..OsImageArgs::default() };
-    for other in [
-        HostWork { os_image: Some(&image), ..work(&settings) },
-        HostWork { applies_settings: false, ..work(&settings) },
-    ] {
-        assert!(
-            !ids(other)
-                .iter()
-                .any(|id| id.starts_with("os-packages") || id == "reboot-if-required")
-        );
-    }
+    let with_image = ids(HostWork { os_image: Some(&image), ..work(&settings) });
+    let of_packages = |id: &String| id.starts_with("os-packages") || id == "reboot-if-required";
+    assert!(!with_image.iter().any(of_packages), "{with_image:?}");
 }

@@ -17,6 +17,7 @@ mod lost;
 mod machine;
 mod member_missing;
 mod model;
+mod os_packages;
 mod pacing;
 mod phases;
 mod preflight;
