@@ -30,11 +30,14 @@ fn packages(spec: &Value) -> Result<Option<HostPart>, String> {
     found
 }
 
+/// Names with versions, and whether all security updates are installed.
+type Asked<'a> = (&'a [(&'a str, &'a str)], bool);
+
 #[test]
 fn packages_are_a_list_or_an_object_and_a_level_asks_for_security_updates() {
     let vim = json!([{"name": "vim", "version": "9.*"}]);
     let both = json!({"vim": "9.*", "chrony": "4.5-1"});
-    let table: [(Value, Option<(&[(&str, &str)], bool)>); 9] = [
+    let table: [(Value, Option<Asked<'_>>); 9] = [
         (json!({}), None),
         (json!({"packages": null, "level": null}), None),
         (json!({"packages": [], "level": ""}), None),
