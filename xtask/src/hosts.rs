@@ -1,4 +1,4 @@
-//! Tests on real hosts: `cargo xtask hosts test [1|2|3|4|5|6]`.
+//! Tests on real hosts: `cargo xtask hosts test [1|2|3|4|5|6|7]`.
 
 use std::{
     env,
@@ -28,7 +28,7 @@ const TESTS: [&str; 7] = [
 const KUBERNETES: u8 = 3;
 const KUBEADM_CUTS: u8 = 6;
 const PROGRAMS_DIRECTORY: &str = "REFIT_K8S_BIN";
-/// The test of changes of KubeadmConfigs.
+/// The test of changes of KubeadmConfigs and HostSettings.
 const CONFIGURATION: u8 = 7;
 /// The test that needs the agent's package, and the variable with its path.
 const OLDEST: u8 = 4;
@@ -40,7 +40,8 @@ pub(crate) struct HostsTestArgs {
     /// Run only this test: 1, the whole transaction on five hosts; 2, power cuts; 3, clusters of
     /// real Kubernetes from the programs in REFIT_K8S_BIN; 4, the agent's package on Debian 11;
     /// 5, hosts that differ from kubeadm's defaults; 6, power cuts of real kubeadm from
-    /// REFIT_K8S_BIN, which take hours and can be resumed; or 7, changes of KubeadmConfigs
+    /// REFIT_K8S_BIN, which take hours and can be resumed; or 7, changes of KubeadmConfigs and of
+    /// packages of the operating system
     /// [default: 1, 2, 4, 5 and 7, and 3 if REFIT_K8S_BIN is set]
     #[arg(value_parser = clap::value_parser!(u8).range(1..=7))]
     which: Option<u8>,

@@ -8,7 +8,7 @@ use crate::{
     isolation::Isolation,
     layout::Layout,
     overlay::Overlay,
-    packages::{Mirror, Repository, VERSIONS},
+    packages::{Mirror, Repository, SITE, VERSIONS},
 };
 
 /// Directory of the host where the stand-ins look for scripts of a test.
@@ -49,26 +49,24 @@ pub struct Prepared {
 pub async fn prepare(isolation: &Isolation, programs: Programs<'_>) -> anyhow::Result<Prepared> {
     let mut repository = Repository::new(&isolation.directory)?;
     repository.add_stubs(programs.stub.as_ref()).await?;
+    repository.add_site().await?;
     let mirror = repository.serve().await?;
     let overlay = Overlay::begin(isolation).await?;
     let debs = overlay.root().join("debs");
     std::fs::create_dir_all(&debs)?;
     let (kubernetes, runtime) = VERSIONS[0];
-    let mut names = Vec::new();
-    for (name, version) in [
+    let mut wanted = vec![
         ("kubeadm", format!("{kubernetes}-1.1")),
         ("kubectl", format!("{kubernetes}-1.1")),
         ("kubelet", format!("{kubernetes}-1.1")),
         ("containerd", format!("{runtime}-1")),
-    ] {
+    ];
+    wanted.extend(SITE.map(|(name, [first, ..], _)| (name, first.to_owned())));
+    for (name, version) in wanted {
         let file = format!("{name}_{version}_amd64.deb");
         std::fs::copy(repository.directory().join(&file), debs.join(&file))?;
-        names.push(format!("/debs/{file}"));
     }
-    let [a, b, c, d] = names.as_slice() else {
-        anyhow::bail!("expected exactly four packages");
-    };
-    overlay.chroot(["dpkg", "--install", a, b, c, d]).await?;
+    overlay.chroot(["dpkg", "--install", "--recursive", "/debs"]).await?;
     overlay.chroot(["apt-mark", "hold", "kubeadm", "kubectl", "kubelet"]).await?;
     std::fs::remove_dir_all(&debs)?;
     overlay.script("usr/bin/etcdctl", &std::fs::read(repository.directory().join("etcdctl"))?)?;

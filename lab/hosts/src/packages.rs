@@ -28,6 +28,17 @@ pub const VERSIONS: [(&str, &str); 3] =
 
 /// Builds of a vendor in the repository, without a container runtime of their own.
 pub const BUILDS: [&str; 2] = ["1.34.2+vmware.1", "1.35.0+vmware.1"];
+/// Packages in the repository that have nothing to do with Kubernetes, with their versions in order; the host must boot for the
+/// second. Hosts have the first versions.
+pub const SITE: [(&str, [&str; 3], &str); 2] = [
+    ("site-tool", ["1.0-1", "1.1-1", "1.2-1"], ""),
+    ("site-kernel", ["1.0-1", "1.1-1", "1.2-1"], REQUIRES_BOOT),
+];
+/// What Debian's packages of kernels do once they are configured, with `update-notifier`'s hook.
+const REQUIRES_BOOT: &str = "\
+touch /run/reboot-required
+echo PACKAGE >> /run/reboot-required.pkgs
+";
 /// Port of the repository.
 const PORT: u16 = 8080;
 
@@ -115,6 +126,18 @@ impl Repository {
         Ok(())
     }
 
+    /// Adds every version of the packages of a site.
+    pub async fn add_site(&mut self) -> anyhow::Result<()> {
+        for (name, versions, configure) in SITE {
+            for version in versions {
+                let program = format!("#!/bin/sh\necho {version}\n").into_bytes();
+                let files = BTreeMap::from([(format!("usr/bin/{name}"), program)]);
+                self.build(name, version, (files, None), configure).await?;
+            }
+        }
+        Ok(())
+    }
+
     /// Adds a package with these programs. With a unit, it is a service, enabled on installation.
     pub async fn add(
         &mut self,
@@ -122,6 +145,18 @@ impl Repository {
         version: &str,
         programs: BTreeMap<String, Vec<u8>>,
         unit: Option<&str>,
+    ) -> anyhow::Result<()> {
+        let configure = if unit.is_some() { ENABLE } else { "" };
+        self.build(name, version, (programs, unit), configure).await
+    }
+
+    /// Adds a package that ends its configuration with these lines of shell.
+    async fn build(
+        &mut self,
+        name: &str,
+        version: &str,
+        (programs, unit): (BTreeMap<String, Vec<u8>>, Option<&str>),
+        configure: &str,
     ) -> anyhow::Result<()> {
         let build = self.directory.join("build");
         let write = |path: &str, bytes: &[u8], mode: u32| -> anyhow::Result<()> {
@@ -143,8 +178,8 @@ impl Repository {
         write("DEBIAN/control", control.as_bytes(), 0o644)?;
         for point in ["preinst", "postinst", "prerm"] {
             let mut text = SCRIPT.replace("PACKAGE", name).replace("POINT", point);
-            if unit.is_some() && point == "postinst" {
-                text.push_str(&ENABLE.replace("PACKAGE", name));
+            if point == "postinst" {
+                text.push_str(&configure.replace("PACKAGE", name));
             }
             write(&format!("DEBIAN/{point}"), text.as_bytes(), 0o755)?;
         }

@@ -11,6 +11,7 @@ use std::{
     time::Duration,
 };
 
+use anyhow::ensure;
 use kube::Client;
 use lab_simhost::kubelet::{MIRROR_POD, is_ready, running};
 use refit_kinds::json::{is_deleting, name, namespace, text};
@@ -23,6 +24,9 @@ use crate::management::send;
 const PERIOD: Duration = Duration::from_millis(300);
 const PODS: &str = "/api/v1/namespaces";
 
+/// Number of pods of the application minus those that its budget allows to be missing.
+const FEWEST: usize = 6;
+
 /// Observations of the application.
 #[derive(Clone, Debug, Default)]
 pub struct Watched {
@@ -33,6 +37,14 @@ impl Watched {
     /// Returns the lowest number of ready pods since all were ready.
     pub fn fewest_ready(&self) -> usize {
         self.fewest.load(Ordering::SeqCst)
+    }
+
+    /// Checks that as many pods as the budget of the application requires were ready at all times.
+    pub fn budget_was_kept(&self) -> anyhow::Result<()> {
+        let fewest = self.fewest_ready();
+        ensure!(fewest >= FEWEST, "only {fewest} pods of the application were ready at some time");
+        ensure!(fewest < usize::MAX, "the application was never seen ready");
+        Ok(())
     }
 }
 
