@@ -497,7 +497,7 @@ fn a_value_that_the_agent_cannot_use_is_uncovered_with_its_reason() {
         of(&bad, &[&updater]).lines(),
         [
             "VSphereMachineTemplate/a spec.template.spec.packages: (absent) -> [{\"name\":\"vim\"}] (Updater patches needs \
-          /spec/packages/0 in VSphereMachine, and it is no package to install: vim has no version: * is the newest one)"
+          /spec/packages/0 in VSphereMachine, and it is not a package to install: vim has no version: * is the newest one)"
         ]
     );
     // Another updater may make the change.

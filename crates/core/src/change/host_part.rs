@@ -157,7 +157,7 @@ impl<'a> Found<'a> {
         };
         let checked = |(element, package): (String, Result<OsPackage, String>)| {
             let fault = |package: OsPackage| package.fault().map_or(Ok(package), Err);
-            let what = |why| self.bad(path, &element, format!("no package to install: {why}"));
+            let what = |why| self.bad(path, &element, format!("not a package to install: {why}"));
             package.and_then(fault).map_err(what)
         };
         let packages = packages.into_iter().map(checked).collect::<Result<Vec<_>, _>>()?;
@@ -193,7 +193,7 @@ fn package(name: &str, version: &Value) -> Result<OsPackage, String> {
         Value::String(version) => Ok(OsPackage { name: name.to_owned(), version: version.clone() }),
         Value::Null => Err(format!("{name} has no version: * is the newest one")),
         Value::Bool(_) | Value::Number(_) | Value::Array(_) | Value::Object(_) => {
-            Err(format!("the version of {name} is no text: write it in quotation marks"))
+            Err(format!("the version of {name} is not a text: write it in quotation marks"))
         }
     }
 }

@@ -77,11 +77,15 @@ fn a_value_that_is_no_package_is_refused_with_its_path_and_a_remedy() {
     for (spec, path, what) in [
         (list(json!("vim")), "/spec/packages", "neither a list of packages"),
         (list(json!(1)), "/spec/packages", "neither a list of packages"),
-        (named("-y"), "/spec/packages/1", "no package to install: \"-y\" is no name: a name has"),
+        (
+            named("-y"),
+            "/spec/packages/1",
+            "not a package to install: \"-y\" is not a name: a name has",
+        ),
         (
             named("vim;reboot"),
             "/spec/packages/1",
-            "no package to install: \"vim;reboot\" is no name",
+            "not a package to install: \"vim;reboot\" is not a name",
         ),
         (named("vim"), "/spec/packages", "a list with vim twice: name it once"),
         (
@@ -90,31 +94,31 @@ fn a_value_that_is_no_package_is_refused_with_its_path_and_a_remedy() {
             "a list with kubelet, which keeps its version: remove it",
         ),
         (named("mdadm"), "/spec/packages", "a list with mdadm, which keeps its version: remove it"),
-        (list(json!(["vim"])), "/spec/packages/0", "no package to install: it has no name"),
+        (list(json!(["vim"])), "/spec/packages/0", "not a package to install: it has no name"),
         (
             list(json!([{"version": "1"}])),
             "/spec/packages/0",
-            "no package to install: it has no name",
+            "not a package to install: it has no name",
         ),
         (
             list(json!([{"name": "vim"}])),
             "/spec/packages/0",
-            "no package to install: vim has no version: * is the newest one",
+            "not a package to install: vim has no version: * is the newest one",
         ),
         (
             list(json!([{"name": "vim", "version": "*", "arch": "arm64"}])),
             "/spec/packages/0",
-            "no package to install: it has arch, and a package has name and version, and nothing else",
+            "not a package to install: it has arch, and a package has name and version, and nothing else",
         ),
         (
             list(json!({"vim": 9.1})),
             "/spec/packages/vim",
-            "no package to install: the version of vim is no text: write it in quotation marks",
+            "not a package to install: the version of vim is not a text: write it in quotation marks",
         ),
         (
             list(json!({"vim": "9 --force"})),
             "/spec/packages/vim",
-            "no package to install: \"9 --force\"",
+            "not a package to install: \"9 --force\"",
         ),
         (list(json!(many)), "/spec/packages", "65 packages: name at most 64"),
         (json!({"level": true}), "/spec/level", "neither a text nor a number"),

@@ -93,7 +93,7 @@ impl OsPackage {
         if !consists_of(name, "+._-") || name.starts_with(|first: char| first.is_ascii_uppercase())
         {
             return Some(format!(
-                "{:?} is no name: a name has up to {MAX_TEXT} letters, digits and + . _ -, and begins with a lower-case letter or \
+                "{:?} is not a name: a name has up to {MAX_TEXT} letters, digits and + . _ -, and begins with a lower-case letter or \
                  a digit",
                 clip(name, MAX_TEXT)
             ));
@@ -103,7 +103,7 @@ impl OsPackage {
             version == "*" || version.len() <= MAX_TEXT && consists_of(prefix, "+.:~^_-");
         (!is_version).then(|| {
             format!(
-                "{:?} is no version of {name}: a version has up to {MAX_TEXT} letters, digits and + . : ~ ^ _ -, begins with a \
+                "{:?} is not a version of {name}: a version has up to {MAX_TEXT} letters, digits and + . : ~ ^ _ -, begins with a \
                  letter or a digit, and may end with *; * alone is the newest version",
                 clip(version, MAX_TEXT)
             )
@@ -178,19 +178,19 @@ mod tests {
             ("libstdc++6", "6.12.*", None),
             ("linux-image-amd64", "*", None),
             ("7zip", "1", None),
-            ("", "*", Some("\"\" is no name")),
-            ("-y", "*", Some("\"-y\" is no name")),
-            ("Vim", "*", Some("is no name")),
-            ("vim;reboot", "*", Some("is no name")),
-            ("vim=1", "*", Some("is no name")),
-            (&long, "*", Some("is no name")),
-            ("vim", "", Some("\"\" is no version of vim")),
-            ("vim", "-1", Some("is no version")),
-            ("vim", "1 2", Some("is no version")),
-            ("vim", "1.*.2", Some("is no version")),
-            ("vim", "**", Some("is no version")),
-            ("vim", &long, Some("is no version")),
-            ("vim", "$(reboot)", Some("is no version")),
+            ("", "*", Some("\"\" is not a name")),
+            ("-y", "*", Some("\"-y\" is not a name")),
+            ("Vim", "*", Some("is not a name")),
+            ("vim;reboot", "*", Some("is not a name")),
+            ("vim=1", "*", Some("is not a name")),
+            (&long, "*", Some("is not a name")),
+            ("vim", "", Some("\"\" is not a version of vim")),
+            ("vim", "-1", Some("is not a version")),
+            ("vim", "1 2", Some("is not a version")),
+            ("vim", "1.*.2", Some("is not a version")),
+            ("vim", "**", Some("is not a version")),
+            ("vim", &long, Some("is not a version")),
+            ("vim", "$(reboot)", Some("is not a version")),
         ] {
             let found = OsPackage { name: name.into(), version: version.into() }.fault();
             assert_eq!(found.is_some(), fault.is_some(), "{name} {version}: {found:?}");
