@@ -68,7 +68,8 @@ pub(super) fn settings(random: &mut Random, shape: &Shape) -> Vec<String> {
     ]
 }
 
-/// HostSettings of an owner appear, and change some minutes later: time servers, a file, or flags of the kubelet.
+/// HostSettings of an owner appear, and change some minutes later: time servers, a file, flags of the kubelet, or packages of
+/// the operating system.
 pub(super) fn changed_settings(random: &mut Random, shape: &Shape) -> Vec<String> {
     let owner = shape.owner(random);
     let (kind, name) = match owner.strip_prefix("md/") {
@@ -80,6 +81,9 @@ pub(super) fn changed_settings(random: &mut Random, shape: &Shape) -> Vec<String
         "files: {files: [{path: /etc/motd, content: hello}]}",
         "kubelet: {extraArgs: [{name: v, value: '4'}]}",
         "ntp: {enabled: true, servers: [b.ntp.example]}, kubelet: {extraArgs: [{name: v, value: '6'}]}",
+        "osPackages: {install: [{name: vim, version: '*'}]}",
+        // A kernel: the host must boot.
+        "osPackages: {security: true, install: [{name: linux-image-amd64, version: '6.12.*'}]}",
     ];
     let settings = |asked: &str| {
         format!(
