@@ -45,6 +45,12 @@ pub const INJECT_CA_FROM_SECRET: &str = "runtime.cluster.x-k8s.io/inject-ca-from
 pub const CLUSTER_NAME: &str = "cluster.x-k8s.io/cluster-name";
 /// Label with the owning MachineDeployment's name.
 pub const DEPLOYMENT_NAME: &str = "cluster.x-k8s.io/deployment-name";
+/// Label of what a Cluster's topology owns.
+pub const TOPOLOGY_OWNED: &str = "topology.cluster.x-k8s.io/owned";
+/// Label with the name of a MachineDeployment in its Cluster's topology.
+pub const TOPOLOGY_DEPLOYMENT_NAME: &str = "topology.cluster.x-k8s.io/deployment-name";
+/// How many MachineDeployments a topology upgrades at a time.
+pub const UPGRADE_CONCURRENCY: &str = "topology.cluster.x-k8s.io/upgrade-concurrency";
 /// Label with the owning MachineSet's name.
 pub const SET_NAME: &str = "cluster.x-k8s.io/set-name";
 /// Label that marks a control plane Machine.

@@ -26,7 +26,7 @@ use super::{
     outcome::{Blocked, CauseReason, GroupPrediction},
     reach::{GroupRef, Shape},
     sides::{MachineSides, Sides, of_machine},
-    view::{Asked, View, controlled},
+    view::{Asked, View, controlled, is_marked},
     {plane, plane::End},
 };
 
@@ -60,7 +60,11 @@ pub(super) fn predict(input: &Input, group: &GroupRef) -> Option<GroupPrediction
         .collect();
     view.plan.machines.now = count(members.len());
     view.look_for_topology();
+    let available = count(members.iter().filter(|member| is_up(member)).count());
     if only_machine::of_control_plane(&mut view, &members) {
+        let mut pacer = view.pacer(1);
+        let events = only_machine::events(&view, &members, &mut pacer);
+        view.add_timeline(pacer, events, available);
         return Some(in_place(view, &machines));
     }
     let in_place_updates = match view.asked() {
@@ -75,7 +79,8 @@ pub(super) fn predict(input: &Input, group: &GroupRef) -> Option<GroupPrediction
     let cluster = view.cluster.unwrap_or(&Value::Null);
     let mut control_plane = ControlPlane::of(wanted, cluster, left.map(state).collect());
     control_plane.in_place_updates = in_place_updates;
-    let outcome = plane::run(control_plane, &answers, input.now);
+    let mut pacer = view.pacer(1);
+    let mut outcome = plane::run(control_plane, &answers, &mut pacer, input.now);
     view.plan.machines.in_place = count(outcome.in_place.len());
     view.plan.machines.new = outcome.created;
     view.plan.machines.deleted = count(outcome.deleted.len() + usize::from(remediated.is_some()));
@@ -85,6 +90,7 @@ pub(super) fn predict(input: &Input, group: &GroupRef) -> Option<GroupPrediction
     }
     stuck(&mut view, &outcome.end);
     explain(&mut view, &members, &outcome, max_surge, in_place_updates);
+    view.add_timeline(pacer, std::mem::take(&mut outcome.events), available);
     Some(in_place(view, &machines))
 }
 
@@ -96,7 +102,6 @@ fn in_place(mut view: View<'_>, machines: &[&Value]) -> GroupPrediction {
         view.look_for_old_kubelets();
         view.look_for_windows();
     }
-    view.predict_seconds(view.plan.machines.in_place, 1);
     view.conclude(false)
 }
 
@@ -321,6 +326,13 @@ fn surge(view: &mut View<'_>, max_surge: i64) {
 fn replicas(view: &mut View<'_>) {
     let title = view.title();
     view.cause(CauseReason::Replicas, title, "scaling to spec.replicas", "");
+}
+
+/// Whether a machine is available now, or imagined.
+fn is_up(member: &Member<'_>) -> bool {
+    !member.real
+        || is_marked(member.machine)
+        || condition(member.machine, "Available") == Some("True")
 }
 
 /// A machine as input of the next step. An imagined machine is healthy.

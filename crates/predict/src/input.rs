@@ -37,8 +37,8 @@ pub struct Input {
     pub desired: Objects,
     /// The groups to predict.
     pub targets: Vec<GroupRef>,
-    /// Whether the change is made through the topology of a Cluster.
-    pub through_topology: bool,
+    /// Predicts so many imagined machines of each MachineDeployment, all available, instead of its own.
+    pub simulate: Option<i64>,
     /// Kinds that could not be read: their objects are derived from templates.
     pub unread_kinds: BTreeSet<String>,
     /// All ExtensionConfigs.
@@ -78,7 +78,7 @@ impl Input {
             current,
             desired,
             targets,
-            through_topology: false,
+            simulate: None,
             unread_kinds: BTreeSet::new(),
             extensions: Read::Known(vec![Extension::assumed()]),
             managers: Read::Known(Manager::assumed()),

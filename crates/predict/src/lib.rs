@@ -11,6 +11,7 @@
 //! | [`input`], [`objects`] | the input of a prediction |
 //! | [`outcome`] | its result |
 //! | [`providers`] | whether the providers of infrastructure machines accept a change |
+//! | [`timeline`] | when each machine has its turn |
 //! | [`preflight`] | which machines would have to wait |
 //! | [`doctor`] | whether an installation is healthy |
 //! | [`contract`] | whether a provider follows the contract |
@@ -30,6 +31,7 @@ pub mod providers;
 pub mod reach;
 mod selectors;
 mod sides;
+pub mod timeline;
 pub mod unreached;
 mod view;
 mod windows;
@@ -89,5 +91,6 @@ pub fn predict(input: &Input) -> Prediction {
             None => notes.push(format!("{target} does not exist")),
         }
     }
+    timeline::order::arrange(input, &mut planned);
     Prediction::of(planned, notes)
 }

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use refit_cluster_api::rollout::simulate::Answer;
+use refit_cluster_api::rollout::simulate::{Act, Answer, Durations, Event};
 use refit_core::{
     change::{
         NotReady, OnUncovered,
@@ -88,6 +88,21 @@ pub(super) fn of_control_plane(view: &mut View<'_>, members: &[Member<'_>]) -> b
         }
     }
     true
+}
+
+/// The update of the only machine, if it is updated in place.
+pub(super) fn events(
+    view: &View<'_>,
+    members: &[Member<'_>],
+    durations: &mut impl Durations,
+) -> Vec<Event> {
+    let updated = members.iter().filter(|_| view.plan.machines.in_place > 0);
+    let event = |member: &Member<'_>| {
+        let machine = name(member.machine).to_owned();
+        let span = durations.update(&machine, 0);
+        Event { machine: Some(machine), act: Act::Update, asked: 0, span }
+    };
+    updated.map(event).collect()
 }
 
 /// Adds why Cluster API replaces the only machine of a control plane that asks for an update in place. Whether it asks for

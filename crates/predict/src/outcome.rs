@@ -5,7 +5,7 @@ use std::fmt;
 use refit_kinds::{refit::Disruption, version::StatedVersion};
 use serde::Serialize;
 
-use super::providers::ProviderQuestion;
+use super::{providers::ProviderQuestion, timeline::Timeline};
 
 /// Predicted outcome for a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -174,9 +174,15 @@ pub struct GroupPrediction {
     pub blocked_by: Vec<Blocked>,
     /// Additional notes.
     pub notes: Vec<String>,
-    /// Predicted duration of the in-place updates, from past updates; absent if there were none.
+    /// `Kind/name` of the group that it waits for; absent if it begins with the change.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub after: Option<String>,
+    /// Predicted duration, from the first turn of a machine to the end of the last one; absent if none has one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub seconds: Option<i64>,
+    /// When each machine has its turn; absent if none has one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub timeline: Option<Timeline>,
     /// What to ask providers.
     #[serde(skip)]
     pub questions: Vec<ProviderQuestion>,

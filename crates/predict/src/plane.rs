@@ -9,7 +9,7 @@ use refit_cluster_api::rollout::{
         ControlPlane, ControlPlaneMachine, Decision, PreflightFailure, ScaleDownReason, decide,
     },
     keys,
-    simulate::Answer,
+    simulate::{Act, Answer, Durations, Event, Span},
 };
 
 /// An upper bound for the steps of a rollout per machine.
@@ -39,13 +39,50 @@ pub(super) struct ControlPlaneRollout {
     pub(super) deleted: BTreeMap<String, ScaleDownReason>,
     /// How many machines were created.
     pub(super) created: i64,
+    /// What was done to the machines, one after the other.
+    pub(super) events: Vec<Event>,
+}
+
+/// Records what is done while time passes.
+struct Clock<'a, D> {
+    durations: &'a mut D,
+    at: i64,
+    events: Vec<Event>,
+}
+
+impl<D: Durations> Clock<'_, D> {
+    fn record(&mut self, machine: &str, act: Act) {
+        let asked = self.at;
+        let span = match act {
+            Act::Update => self.durations.update(machine, asked),
+            Act::Create => {
+                Span { start: asked, end: asked.saturating_add(self.durations.creation()) }
+            }
+            Act::Delete => Span { start: asked, end: asked },
+        };
+        let machine = Some(machine.to_owned()).filter(|name| !name.starts_with(CREATED));
+        self.events.push(Event { machine, act, asked, span });
+        self.at = span.end;
+    }
 }
 
 /// Simulates a rollout to its end. Created machines are healthy; the health of others does not
 /// change.
 pub(super) fn run(
+    plane: ControlPlane,
+    answers: &BTreeMap<String, Answer>,
+    durations: &mut impl Durations,
+    now: Timestamp,
+) -> ControlPlaneRollout {
+    let mut clock = Clock { durations, at: 0, events: Vec::new() };
+    let outcome = decided(plane, answers, &mut clock, now);
+    ControlPlaneRollout { events: clock.events, ..outcome }
+}
+
+fn decided(
     mut plane: ControlPlane,
     answers: &BTreeMap<String, Answer>,
+    clock: &mut Clock<'_, impl Durations>,
     now: Timestamp,
 ) -> ControlPlaneRollout {
     let mut outcome = ControlPlaneRollout {
@@ -53,12 +90,14 @@ pub(super) fn run(
         in_place: BTreeSet::new(),
         deleted: BTreeMap::new(),
         created: 0,
+        events: Vec::new(),
     };
     for _ in 0..STEPS_PER_MACHINE * (plane.machines.len() + 2) {
         match decide(&plane) {
             Decision::UpToDate => return outcome,
             Decision::ScaleUp(_) => {
                 let machine = created(&plane, outcome.created, now);
+                clock.record(&machine.name, Act::Create);
                 plane.machines.push(machine);
                 outcome.created += 1;
             }
@@ -76,15 +115,18 @@ pub(super) fn run(
             },
             Decision::TriggerInPlace(name) => {
                 finish(&mut plane, &name, true);
+                clock.record(&name, Act::Update);
                 outcome.in_place.insert(name);
             }
             // An update that is under way ends with its requested goal; then the machine is checked
             // again.
             Decision::CompleteTrigger(name) | Decision::WaitForUpdate(name) => {
                 finish(&mut plane, &name, false);
+                clock.record(&name, Act::Update);
             }
             Decision::ScaleDown(name, reason) => {
                 plane.machines.retain(|machine| machine.name != name);
+                clock.record(&name, Act::Delete);
                 if !name.starts_with(CREATED) {
                     outcome.in_place.remove(&name);
                     outcome.deleted.insert(name, reason);
@@ -132,7 +174,7 @@ fn created(plane: &ControlPlane, number: i64, now: Timestamp) -> ControlPlaneMac
 
 #[cfg(test)]
 mod tests {
-    use refit_cluster_api::rollout::{control_plane::Component, predict};
+    use refit_cluster_api::rollout::{control_plane::Component, predict, simulate::Timeless};
 
     use super::*;
 
@@ -160,6 +202,14 @@ mod tests {
 
     fn now() -> Timestamp {
         Timestamp::from_second(1000).unwrap()
+    }
+
+    fn run(
+        plane: ControlPlane,
+        answers: &BTreeMap<String, Answer>,
+        now: Timestamp,
+    ) -> ControlPlaneRollout {
+        super::run(plane, answers, &mut Timeless, now)
     }
 
     fn counts(outcome: &ControlPlaneRollout) -> (usize, i64, usize) {
@@ -197,6 +247,33 @@ mod tests {
         let outcome = run(sick, &answers(Answer::InPlace), now());
         assert_eq!(outcome.deleted, [("m1".to_owned(), ScaleDownReason::FailsPreflight)].into());
         assert_eq!(counts(&outcome), (2, 1, 1));
+    }
+
+    #[test]
+    fn one_machine_follows_the_other_after_the_surge() {
+        struct Hundred;
+        impl Durations for Hundred {
+            fn update(&mut self, _machine: &str, asked: i64) -> Span {
+                Span { start: asked, end: asked + 100 }
+            }
+            fn creation(&self) -> i64 {
+                600
+            }
+        }
+        let outcome = super::run(plane(3, 1), &answers(Answer::InPlace), &mut Hundred, now());
+        let times = outcome.events.iter().map(|event| {
+            (event.machine.as_deref().unwrap_or("new"), event.act, event.asked, event.span.end)
+        });
+        use Act::{Create, Delete, Update};
+        assert_eq!(
+            times.collect::<Vec<_>>(),
+            [
+                ("new", Create, 0, 600),
+                ("m0", Update, 600, 700),
+                ("m1", Update, 700, 800),
+                ("m2", Delete, 800, 800),
+            ]
+        );
     }
 
     #[test]

@@ -1,6 +1,9 @@
 //! One group as a prediction sees it: its owner before and after the change, and related facts.
 
-use refit_cluster_api::{kinds::annotations_show_update, rollout::simulate::Answer};
+use refit_cluster_api::{
+    kinds::annotations_show_update,
+    rollout::simulate::{Answer, Event},
+};
 use refit_core::{
     change::{
         Coverage, Level, Policy, PolicyDefaults, Question, Verdict, can_update,
@@ -9,13 +12,15 @@ use refit_core::{
         not_ready::Unfinished,
         policy,
     },
-    group::{Member, median_seconds},
-    node::{Weight, awaits_request, newest_upgrade, plan_steps, step_names},
+    group::{Member, Pace, UNDISTURBED_AT_ONCE, owner_argument},
+    node::{Weight, awaits_request, newest_upgrade},
 };
 use refit_kinds::{
     json::{annotations, controller, is_deleting, label, name, namespace, text},
     keys,
-    refit::{Disruption, NodeUpdate, Owner, Phase, Role, StepDurations, update_group_name},
+    refit::{
+        Disruption, GroupOwner, NodeUpdate, Owner, Phase, Role, UpdateGroup, update_group_name,
+    },
     version::SkewError,
 };
 use serde::Deserialize as _;
@@ -27,13 +32,12 @@ use super::{
     preflight::refused,
     reach::{GroupRef, Reach, Read, notes, reach},
     sides::Sides,
+    timeline::{Pacer, Takes, Timeline, order::is_of_topology},
     unreached::Unreached,
 };
 
 /// Reason of a blocker: another machine of the group is not finished.
 const ANOTHER_MACHINE: &str = "AnotherMachineUpdating";
-/// Label of objects owned by a Cluster's topology.
-const TOPOLOGY_OWNED: &str = "topology.cluster.x-k8s.io/owned";
 
 /// One group as a prediction sees it.
 pub(super) struct View<'a> {
@@ -120,7 +124,9 @@ impl<'a> View<'a> {
                 causes: Vec::new(),
                 blocked_by: Vec::new(),
                 notes: notes(&facts),
+                after: None,
                 seconds: None,
+                timeline: None,
                 questions: Vec::new(),
             },
             lines: Vec::new(),
@@ -259,8 +265,16 @@ impl<'a> View<'a> {
         self.cause(CauseReason::Uncovered, title, message, remedy);
     }
 
+    /// How many machines are imagined instead of those that exist.
+    pub(super) fn imagined(&self) -> Option<i64> {
+        self.input.simulate.filter(|_| self.group.owner() == Some(Owner::Deployment))
+    }
+
     /// Facts about the hosts; `None` if the prediction does not use them.
     fn hosts(&self) -> Option<&'a Read<Hosts>> {
+        if self.imagined().is_some() {
+            return None;
+        }
         let key = (self.group.namespace.clone(), self.plan.cluster.clone());
         self.input.hosts.get(&key)
     }
@@ -387,9 +401,9 @@ impl<'a> View<'a> {
 
     /// Adds a blocker if a topology would revert the change.
     pub(super) fn look_for_topology(&mut self) {
-        let owned = self.wanted.pointer("/metadata/labels");
-        let owned = owned.is_some_and(|labels| labels.get(TOPOLOGY_OWNED).is_some());
-        if owned && !self.input.through_topology && self.plan.from != self.plan.to {
+        let owned = label(self.wanted, keys::TOPOLOGY_OWNED).is_some();
+        let reverts = !self.cluster.is_some_and(|cluster| is_of_topology(cluster, &self.plan));
+        if owned && reverts && self.plan.from != self.plan.to {
             let message = format!(
                 "{} belongs to the topology of Cluster {}, which reverts the change; change \
                  spec.topology of the Cluster (cluster/{})",
@@ -410,25 +424,48 @@ impl<'a> View<'a> {
         }
     }
 
-    /// Predicts the duration of `count` updates, `at_once` of them in parallel, from past updates.
-    pub(super) fn predict_seconds(&mut self, count: i64, at_once: i64) {
-        let group = update_group_name(&self.group.kind, &self.group.name);
-        let known: Vec<StepDurations> = self
-            .input
-            .current
-            .get("UpdateGroup", &self.group.namespace, &group)
-            .and_then(|group| {
-                serde_json::from_value(group.pointer("/status/durations")?.clone()).ok()
-            })
-            .unwrap_or_default();
-        let Some(to) = self.plan.to.version() else { return };
-        let steps = plan_steps(self.role(), to);
-        let one: Option<i64> = step_names(&steps)
-            .into_iter()
-            .map(|step| median_seconds(&known, step).map(i64::from))
-            .sum();
-        let waves = (count + at_once.max(1) - 1) / at_once.max(1);
-        self.plan.seconds = one.filter(|_| count > 0).map(|one| one.saturating_mul(waves));
+    /// The UpdateGroup of the group, unless it does not exist or is being deleted.
+    pub(super) fn update_group(&self) -> Option<UpdateGroup> {
+        let name = update_group_name(&self.group.kind, &self.group.name);
+        let found = self.input.current.get("UpdateGroup", &self.group.namespace, &name)?;
+        UpdateGroup::deserialize(found).ok().filter(|_| !is_deleting(found))
+    }
+
+    /// Gives machines their turns, so many at a time.
+    pub(super) fn pacer(&self, at_once: i64) -> Pacer {
+        let group = self.update_group();
+        let (pacing, status) =
+            group.map(|group| (group.spec.pacing, group.status)).unwrap_or_default();
+        let past = status.unwrap_or_default().durations;
+        let changes_version = self.plan.from != self.plan.to || self.plan.disruption.is_none();
+        let version = self.plan.to.version().filter(|_| changes_version);
+        let disruption = self.plan.disruption.unwrap_or(Disruption::Drain);
+        let takes = Takes::of(self.role(), version, disruption, &past);
+        let at_once = match disruption {
+            Disruption::None => UNDISTURBED_AT_ONCE,
+            Disruption::Restart | Disruption::Drain | Disruption::Reboot => {
+                let at_once = at_once.min(pacing.max_unavailable.map_or(i64::MAX, i64::from));
+                usize::try_from(at_once).unwrap_or(1)
+            }
+        };
+        let owner = self.owner_argument();
+        Pacer::new(takes, at_once, Pace { pacing, owner, ..Pace::default() }, self.input.now)
+    }
+
+    /// The group's owner, as commands name it.
+    pub(super) fn owner_argument(&self) -> String {
+        owner_argument(&GroupOwner {
+            kind: self.group.kind.clone(),
+            name: self.group.name.clone(),
+            ..GroupOwner::default()
+        })
+    }
+
+    /// Adds what is done to the machines, and when.
+    pub(super) fn add_timeline(&mut self, pacer: Pacer, events: Vec<Event>, available: i64) {
+        self.plan.timeline = Timeline::of(pacer.takes(), events, available);
+        let length = |timeline: &Timeline| timeline.end() - timeline.start();
+        self.plan.seconds = self.plan.timeline.as_ref().map(length);
     }
 
     /// The prediction, with everything that follows from the findings.

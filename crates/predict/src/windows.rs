@@ -1,27 +1,18 @@
 //! What a plan reports of the maintenance windows of a group.
 
 use refit_core::{
-    group::{Pace, expected_rest, outside_of_windows, owner_argument},
+    group::{Pace, expected_rest, outside_of_windows},
     node::{plan_steps, step_names},
     windows::Schedule,
 };
-use refit_kinds::{
-    json::is_deleting,
-    refit::{Gate, GroupOwner, Role, UpdateGroup, update_group_name},
-};
-use serde::Deserialize as _;
+use refit_kinds::refit::{Gate, Role, update_group_name};
 
 use super::view::View;
 
 impl View<'_> {
     /// Notes when the machines of a group may begin; adds a blocker if they never may.
     pub(super) fn look_for_windows(&mut self) {
-        let object = update_group_name(&self.group.kind, &self.group.name);
-        let known = self.input.current.get("UpdateGroup", &self.group.namespace, &object);
-        let known = known.filter(|group| !is_deleting(group));
-        let Some(group) = known.and_then(|group| UpdateGroup::deserialize(group).ok()) else {
-            return;
-        };
+        let Some(group) = self.update_group() else { return };
         let Some(windows) = &group.spec.pacing.windows else { return };
         let steps = self.plan.to.version().map(|to| plan_steps(self.role(), to));
         let mut steps = steps.unwrap_or_default();
@@ -31,11 +22,7 @@ impl View<'_> {
             Role::FirstControlPlane | Role::ControlPlane => {}
         }
         let status = group.status.clone().unwrap_or_default();
-        let owner = owner_argument(&GroupOwner {
-            kind: self.group.kind.clone(),
-            name: self.group.name.clone(),
-            ..GroupOwner::default()
-        });
+        let owner = self.owner_argument();
         let pace = Pace { pacing: group.spec.pacing.clone(), owner, ..Pace::default() };
         let takes = expected_rest(&status.durations, step_names(&steps));
         let now = self.input.now;
@@ -44,7 +31,10 @@ impl View<'_> {
                 self.plan.notes.push(refusal.sentence());
             }
             Some(refusal) => {
-                let object = format!("UpdateGroup/{object}");
+                let object = format!(
+                    "UpdateGroup/{}",
+                    update_group_name(&self.group.kind, &self.group.name)
+                );
                 self.block(refusal.reason(), object, refusal.sentence());
             }
             None => {

@@ -69,8 +69,9 @@ pub(super) fn predict(
     let Shape::Deployment { replicas, strategy } = Shape::of(view.wanted) else {
         return None;
     };
+    let replicas = view.imagined().unwrap_or(replicas);
     let (sets, machines) = members(&view);
-    view.plan.machines.now = count(machines.len());
+    view.plan.machines.now = view.imagined().unwrap_or(count(machines.len()));
     view.look_for_topology();
     let in_place_updates = match view.asked() {
         Asked::Yes => true,
@@ -84,7 +85,13 @@ pub(super) fn predict(
         template: template(view.wanted),
         rollout_after: time(view.wanted, "/spec/rollout/after"),
     };
-    let rollout_sets: Vec<MachineSet> = sets.iter().map(|set| set_state(set, &machines)).collect();
+    let mut rollout_sets: Vec<MachineSet> =
+        sets.iter().map(|set| set_state(set, &machines)).collect();
+    let mut rollout_machines: Vec<rollout::Machine> =
+        machines.iter().map(|machine| rollout::Machine::of(machine)).collect();
+    if let Some(count) = view.imagined() {
+        multiply(&mut rollout_sets, &mut rollout_machines, count);
+    }
     let found = find_new_and_old(&deployment, &rollout_sets, input.now);
     let old: BTreeSet<String> = found
         .old
@@ -96,10 +103,13 @@ pub(super) fn predict(
     let at_once = strategy.fenceposts(replicas).unavailable;
     let tolerated = usize::try_from(at_once.max(1)).unwrap_or(1);
     let answers = answers(&mut view, &sets, &machines, &old, control_plane, asked, tolerated);
-    let outcome = Workers {
+    let mut pacer = view.pacer(at_once);
+    let available = machines.iter().filter(|machine| is_available(machine)).count();
+    let available = view.imagined().unwrap_or(count(available));
+    let mut outcome = Workers {
         deployment,
         sets: rollout_sets,
-        machines: machines.iter().map(|machine| rollout::Machine::of(machine)).collect(),
+        machines: rollout_machines,
         unavailable: machines
             .iter()
             .filter(|machine| !is_available(machine))
@@ -110,7 +120,7 @@ pub(super) fn predict(
         order: DeletionOrder::from_spec(text(view.wanted, "/spec/deletion/order")),
         now: input.now,
     }
-    .run();
+    .run_timed(&mut pacer);
     if !outcome.asked {
         let title = view.title();
         view.plan.blocked_by.retain(|blocked| blocked.object != title);
@@ -133,7 +143,7 @@ pub(super) fn predict(
         view.look_for_refusals(&machines);
         view.look_for_windows();
     }
-    view.predict_seconds(view.plan.machines.in_place, at_once);
+    view.add_timeline(pacer, std::mem::take(&mut outcome.events), available);
     Some(view.conclude(waits_for_a_user))
 }
 
@@ -146,8 +156,9 @@ fn members<'a>(
     let group = view.group;
     let owner = (group.namespace.as_str(), "MachineDeployment", &*group.name);
     let sets = controlled(current, "MachineSet", owner);
-    if sets.is_empty() && current.of_kind("Machine").next().is_none() {
-        let (set, machines) = imagined(view.now);
+    let is_unknown = sets.is_empty() && current.of_kind("Machine").next().is_none();
+    if is_unknown || view.imagined().is_some() {
+        let (set, machines) = imagined(view.now, view.imagined().map(|_| 1));
         return (vec![Cow::Owned(set)], machines.into_iter().map(Cow::Owned).collect());
     }
     let names: BTreeSet<&str> = sets.iter().map(|set| name(set)).collect();
@@ -204,7 +215,7 @@ fn servers(
     view: &mut View<'_>,
     control_plane: Option<&GroupPrediction>,
 ) -> Vec<ControlPlaneMachine> {
-    let servers: Vec<ControlPlaneMachine> = view
+    let mut servers: Vec<ControlPlaneMachine> = view
         .input
         .current
         .of_kind("Machine")
@@ -217,6 +228,10 @@ fn servers(
             ControlPlaneMachine { machine: name(machine).to_owned(), runs }
         })
         .collect();
+    if let Some(plan) = control_plane.filter(|_| servers.is_empty()) {
+        // Manifests contain no Machines.
+        servers.push(ControlPlaneMachine { machine: plan.name.clone(), runs: plan.from.clone() });
+    }
     let Some(target) = view.plan.to.version() else {
         return Vec::new();
     };
@@ -228,6 +243,7 @@ fn servers(
     if follows && behind(&servers, target).is_some() {
         let note = format!("follows the control plane: workers wait until it runs {target}");
         view.plan.notes.push(note);
+        view.plan.after = control_plane.map(|plan| format!("{}/{}", plan.kind, plan.name));
         return Vec::new();
     }
     servers
@@ -365,10 +381,10 @@ fn is_available(machine: &Value) -> bool {
 }
 
 /// A MachineSet and its machines for a MachineDeployment that has none.
-fn imagined(deployment: &Value) -> (Value, Vec<Value>) {
+fn imagined(deployment: &Value, machines: Option<i64>) -> (Value, Vec<Value>) {
     let of = name(deployment);
-    let replicas =
-        deployment.pointer("/spec/replicas").and_then(Value::as_i64).unwrap_or(1).clamp(0, 1000);
+    let stated = || deployment.pointer("/spec/replicas").and_then(Value::as_i64);
+    let replicas = machines.or_else(stated).unwrap_or(1).clamp(0, 1000);
     let step = Step { replicas, ..Step::default() };
     let mut set = machine_set(deployment, None, of, step, "");
     set["kind"] = json!("MachineSet");
@@ -387,6 +403,20 @@ fn imagined(deployment: &Value) -> (Value, Vec<Value>) {
     });
     let machines = machines.collect();
     (set, machines)
+}
+
+/// So many copies of the only machine of the only MachineSet.
+fn multiply(sets: &mut [MachineSet], machines: &mut Vec<rollout::Machine>, count: i64) {
+    for set in sets {
+        set.spec_replicas = count;
+        set.status_replicas = count;
+        set.available_replicas = count;
+        set.up_to_date_replicas = count;
+    }
+    let Some(one) = machines.pop() else { return };
+    machines.clear();
+    let copy = |index| rollout::Machine { name: format!("machine-{index:05}"), ..one.clone() };
+    machines.extend((1..=count).map(copy));
 }
 
 fn count(number: usize) -> i64 {

@@ -52,13 +52,8 @@ pub(crate) async fn gather(reader: &mut Reader, change: &Change<'_>) -> anyhow::
         reader.cluster.namespace = only_namespace(objects)?;
     }
     let mut current = owners(reader).await?;
-    let mut through_topology = false;
     let (desired, targets) = match change {
-        Change::Version(target, to) => {
-            let changed = set_version(reader, &current, target, &to.to_string())?;
-            through_topology = changed.2;
-            (changed.0, changed.1)
-        }
+        Change::Version(target, to) => set_version(reader, &current, target, &to.to_string())?,
         Change::Objects(objects) => {
             fetch_same(reader, &mut current, objects).await?;
             let (desired, targets) = applied(&current, objects);
@@ -88,7 +83,7 @@ pub(crate) async fn gather(reader: &mut Reader, change: &Change<'_>) -> anyhow::
         current,
         desired: completed,
         targets,
-        through_topology,
+        simulate: None,
         unread_kinds: reader.unread.clone(),
         extensions: surroundings.extensions,
         managers: surroundings.managers,
@@ -123,14 +118,13 @@ async fn owners(reader: &Reader) -> anyhow::Result<Objects> {
     Ok(all)
 }
 
-/// Sets the version of a target in the objects. Returns the objects, the affected groups, and
-/// whether the change goes through a topology.
+/// Sets the version of a target in the objects. Returns the objects and the affected groups.
 fn set_version(
     reader: &Reader,
     current: &Objects,
     target: &Target,
     to: &str,
-) -> anyhow::Result<(Objects, Vec<GroupRef>, bool)> {
+) -> anyhow::Result<(Objects, Vec<GroupRef>)> {
     if target.kind == TargetKind::Machine {
         bail!("{target} gets its version from its owner; plan kcp/NAME, md/NAME or cluster/NAME");
     }
@@ -140,14 +134,12 @@ fn set_version(
     };
     let mut desired = current.clone();
     let mut groups = Vec::new();
-    let mut through_topology = false;
     match target.kind {
         TargetKind::Cluster => {
             if own.pointer("/spec/topology").is_some_and(Value::is_object) {
                 let mut cluster = own.clone();
                 cluster["spec"]["topology"]["version"] = to.into();
                 desired.insert(cluster);
-                through_topology = true;
             }
             let plane =
                 (text(own, "/spec/controlPlaneRef/kind"), text(own, "/spec/controlPlaneRef/name"));
@@ -171,7 +163,7 @@ fn set_version(
         ask_for(&mut object, to);
         desired.insert(object);
     }
-    Ok((desired, groups, through_topology))
+    Ok((desired, groups))
 }
 
 /// Reads the live objects of the same names.

@@ -19,8 +19,6 @@ use crate::{
     watch::{GroupRow, Objects, Scope, View},
 };
 
-/// Label of the objects that a topology's controller writes.
-const TOPOLOGY_OWNED: &str = "topology.cluster.x-k8s.io/owned";
 
 /// The facts, and notes about what could not be read.
 pub(super) struct Read {
@@ -187,7 +185,7 @@ fn group<K: Resource<DynamicType = ()>>(object: &K, view: &View, facts: &Reach) 
             .map(|machine| machine.progress.kubelet_version.clone())
             .filter(|version| !version.is_absent())
             .collect(),
-        managed: object.labels().contains_key(TOPOLOGY_OWNED),
+        managed: object.labels().contains_key(keys::TOPOLOGY_OWNED),
         reach: reach(&facts),
         shows_gates: shows_gates(&facts),
         object: name,

@@ -46,7 +46,7 @@ const UNHEALTHY: f64 = 50.0;
 
 /// Returns the priority of a machine for deletion, 0 to 100; the greatest is deleted first. Beyond about a year, age has no effect
 /// (`docs/facts/machine-deployment.md#machineset-reconcile`).
-fn delete_priority(machine: &Machine, order: DeletionOrder, now: Timestamp) -> f64 {
+pub(super) fn delete_priority(machine: &Machine, order: DeletionOrder, now: Timestamp) -> f64 {
     if machine.deleting {
         return 100.0;
     }
@@ -153,8 +153,11 @@ pub fn not_acknowledged<'a>(set: &MachineSet, machines: &'a [Machine]) -> Vec<&'
 /// Returns how many machines a MachineSet has beyond its replicas, without those that are not
 /// counted yet. Zero or negative: there is no surplus.
 pub fn surplus(set: &MachineSet, machines: &[Machine]) -> i64 {
-    let pending = not_acknowledged(set, machines).len();
-    i64::try_from(machines.len() - pending).unwrap_or(i64::MAX).saturating_sub(set.spec_replicas)
+    beyond(set, machines.len() - not_acknowledged(set, machines).len())
+}
+
+fn beyond(set: &MachineSet, count: usize) -> i64 {
+    i64::try_from(count).unwrap_or(i64::MAX).saturating_sub(set.spec_replicas)
 }
 
 /// Decides the action of a MachineSet to reach its number of machines.
@@ -168,9 +171,34 @@ pub fn sync_replicas(
     order: DeletionOrder,
     now: Timestamp,
 ) -> Result<MachineSetAction, SyncError> {
+    let in_order = || in_deletion_order(machines, order, now);
+    let pool = Pool {
+        total: machines.len(),
+        not_acknowledged: not_acknowledged(set, machines).len(),
+        in_deletion_order: Box::new(std::iter::once_with(in_order).flatten()),
+    };
+    sync_pool(set, pool, target)
+}
+
+/// The machines of a MachineSet, for a caller that keeps them in order itself.
+pub(super) struct Pool<'a> {
+    /// How many there are.
+    pub(super) total: usize,
+    /// How many of them its MachineDeployment has not counted: see [`not_acknowledged`].
+    pub(super) not_acknowledged: usize,
+    /// All of them, in the order in which they are deleted or moved.
+    pub(super) in_deletion_order: Box<dyn Iterator<Item = &'a Machine> + 'a>,
+}
+
+/// Decides like [`sync_replicas`].
+pub(super) fn sync_pool(
+    set: &MachineSet,
+    pool: Pool<'_>,
+    target: Option<&MachineSet>,
+) -> Result<MachineSetAction, SyncError> {
     let wanted = usize::try_from(set.spec_replicas).unwrap_or(0);
-    if machines.len() < wanted {
-        let missing = wanted - machines.len();
+    if pool.total < wanted {
+        let missing = wanted - pool.total;
         let disabled = set.annotation(keys::DISABLE_MACHINE_CREATE) == Some("true");
         return Ok(if disabled {
             MachineSetAction::CreateDisabled { missing }
@@ -178,17 +206,16 @@ pub fn sync_replicas(
             MachineSetAction::Create(missing)
         });
     }
-    let Some(surplus) = usize::try_from(surplus(set, machines)).ok().filter(|count| *count > 0)
-    else {
+    let surplus = beyond(set, pool.total.saturating_sub(pool.not_acknowledged));
+    let Some(surplus) = usize::try_from(surplus).ok().filter(|count| *count > 0) else {
         return Ok(MachineSetAction::None);
     };
     if let Some(target_name) = set.annotation(keys::MOVE_MACHINES) {
-        return start_move(set, machines, target_name, target, surplus, order, now)
+        return start_move(set, pool.in_deletion_order, target_name, target, surplus)
             .map(MachineSetAction::Move);
     }
-    let delete = in_deletion_order(machines, order, now);
     Ok(MachineSetAction::Delete(
-        delete.into_iter().take(surplus).map(|machine| machine.name.clone()).collect(),
+        pool.in_deletion_order.take(surplus).map(|machine| machine.name.clone()).collect(),
     ))
 }
 
@@ -215,19 +242,17 @@ pub fn check_target(
     })
 }
 
-fn start_move(
+fn start_move<'a>(
     set: &MachineSet,
-    machines: &[Machine],
+    in_deletion_order: impl Iterator<Item = &'a Machine>,
     target_name: &str,
     target: Option<&MachineSet>,
     count: usize,
-    order: DeletionOrder,
-    now: Timestamp,
 ) -> Result<Move, SyncError> {
     check_target(set, target_name, target)?;
     let mut result = Move { target: target_name.to_owned(), ..Move::default() };
     let mut left = count;
-    for machine in in_deletion_order(machines, order, now) {
+    for machine in in_deletion_order {
         if left == 0 {
             break;
         }

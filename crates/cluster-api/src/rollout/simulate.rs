@@ -1,18 +1,23 @@
 //! Simulates the rollout of a MachineDeployment to the end, with the real planner and the real
 //! MachineSet decisions, one reconcile of each per step.
 //!
-//! Every machine that is updated or created is available one step later. A machine that is
-//! unavailable now stays unavailable, because its recovery cannot be predicted.
+//! Time passes only while nothing is left to decide: then the next machine comes back, as its [`Durations`]
+//! have it. A machine that is unavailable now stays unavailable, because its recovery cannot be predicted.
+//!
+//! A step costs no more than the machines that it concerns: those that are not touched are kept in the order in
+//! which they would be deleted or moved.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 
 use jiff::Timestamp;
 
 use super::find::find_new_and_old;
-use super::intent::{Decisions, IntentInput, intend};
+use super::intent::{Decisions, IntentInput, RolloutIntent, intend};
 use super::keys;
 use super::machine_set::{
-    DeletionOrder, MachineSetAction, Trigger, sync_replicas, trigger_in_place,
+    DeletionOrder, MachineSetAction, Move, Pool, Trigger, delete_priority, sync_pool,
+    trigger_in_place,
 };
 use super::types::{Machine, MachineDeployment, MachineSet};
 
@@ -39,6 +44,61 @@ pub enum End {
     Waits,
     /// The rollout is stuck with old machines left.
     Stuck,
+}
+
+/// From when to when something is done to a machine, in seconds since the begin of the simulation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Span {
+    /// When it begins.
+    pub start: i64,
+    /// When it ends.
+    pub end: i64,
+}
+
+/// How long the machines of a simulation take.
+pub trait Durations {
+    /// When an update that Cluster API requests at `asked` begins and ends.
+    fn update(&mut self, machine: &str, asked: i64) -> Span;
+    /// How many seconds a new machine takes until it is available.
+    fn creation(&self) -> i64;
+}
+
+/// Durations of a rollout of which only the result counts.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Timeless;
+
+impl Durations for Timeless {
+    fn update(&mut self, _machine: &str, asked: i64) -> Span {
+        Span { start: asked, end: asked }
+    }
+
+    fn creation(&self) -> i64 {
+        0
+    }
+}
+
+/// What is done to a machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Act {
+    /// It is updated in place.
+    Update,
+    /// It is created.
+    Create,
+    /// It is deleted.
+    Delete,
+}
+
+/// What is done to a machine, and when.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Event {
+    /// Its name; `None` for a machine that the simulation has created, which has none yet.
+    pub machine: Option<String>,
+    /// What is done.
+    pub act: Act,
+    /// When Cluster API decides it, in seconds since the begin of the simulation.
+    pub asked: i64,
+    /// When it is done. How long a deletion takes is not simulated.
+    pub span: Span,
 }
 
 /// A MachineDeployment with its MachineSets and machines, and the expected responses.
@@ -77,6 +137,8 @@ pub struct SimulatedRollout {
     pub asked: bool,
     /// Number of machines at the end.
     pub total: i64,
+    /// What was done to the machines, in the order in which it was decided.
+    pub events: Vec<Event>,
 }
 
 /// Name of the MachineSet that a simulation creates; no object may have it.
@@ -84,35 +146,91 @@ const NEW: &str = "\u{1}new";
 /// Name prefix of the machines that it creates; a number follows.
 const CREATED: &str = "\u{1}created";
 
-struct Run {
-    workers: Workers,
+/// A place in the order of deletion: the priority, the greatest first, and the name.
+type Rank = (Reverse<u64>, String);
+
+/// The machines of one MachineSet.
+#[derive(Default)]
+struct Members {
+    in_deletion_order: BTreeMap<Rank, Machine>,
+    /// How many of them are not available.
+    down: i64,
+}
+
+/// What happens when the clock reaches a time.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+enum Due {
+    /// The update of the machine of this name ends.
+    Updated(String),
+    /// The created machine of this name is available.
+    Created(String),
+}
+
+struct Run<'a, D> {
+    deployment: MachineDeployment,
+    sets: Vec<MachineSet>,
+    /// The machines, by name of their MachineSet.
+    members: BTreeMap<String, Members>,
+    /// The MachineSet and the rank of every machine that is being updated or created, by its name.
+    busy: BTreeMap<String, (String, Rank)>,
+    unavailable: BTreeSet<String>,
+    answers: BTreeMap<String, Answer>,
+    in_place_updates: bool,
+    order: DeletionOrder,
+    now: Timestamp,
+    durations: &'a mut D,
     decisions: Decisions,
     created: i64,
     waits: bool,
     asked: bool,
+    /// Seconds since the begin.
+    clock: i64,
+    due: BinaryHeap<Reverse<(i64, Due)>>,
+    events: Vec<Event>,
+    /// Whether the present step has changed a machine.
+    changed: bool,
 }
 
 impl Workers {
     /// Runs the rollout to the end.
     pub fn run(self) -> SimulatedRollout {
+        self.run_timed(&mut Timeless)
+    }
+
+    /// Runs the rollout to the end, with a time for everything that is done.
+    pub fn run_timed(self, durations: &mut impl Durations) -> SimulatedRollout {
         let before: BTreeSet<String> = self.machines.iter().map(|m| m.name.clone()).collect();
-        let old_sets = self.old_sets();
-        let started_old: BTreeSet<String> = self
-            .machines
-            .iter()
-            .filter(|machine| old_sets.contains(&machine.owner))
-            .map(|machine| machine.name.clone())
-            .collect();
         let replicas = self.deployment.replicas.max(0);
         let count = i64::try_from(self.machines.len()).unwrap_or(i64::MAX);
         let steps = STEPS_PER_MACHINE.saturating_mul(replicas.max(count).saturating_add(1));
+        let machines = self.machines;
         let mut run = Run {
-            workers: self,
+            deployment: self.deployment,
+            sets: self.sets,
+            members: BTreeMap::new(),
+            busy: BTreeMap::new(),
+            unavailable: self.unavailable,
+            answers: self.answers,
+            in_place_updates: self.in_place_updates,
+            order: self.order,
+            now: self.now,
+            durations,
             decisions: Decisions::new(),
             created: 0,
             waits: false,
             asked: false,
+            clock: 0,
+            due: BinaryHeap::new(),
+            events: Vec::new(),
+            changed: false,
         };
+        let old_sets = run.old_sets();
+        let is_old = |machine: &&Machine| old_sets.contains(&machine.owner);
+        let started_old: BTreeSet<String> =
+            machines.iter().filter(is_old).map(|machine| machine.name.clone()).collect();
+        for machine in machines {
+            run.take_in(machine);
+        }
         let mut end = End::Stuck;
         for _ in 0..steps {
             if let Some(done) = run.step() {
@@ -122,186 +240,313 @@ impl Workers {
         }
         run.outcome(end, &before, &started_old)
     }
-
-    /// Returns the MachineSets whose template differs from the desired one.
-    fn old_sets(&self) -> BTreeSet<String> {
-        find_new_and_old(&self.deployment, &self.sets, self.now)
-            .old
-            .into_iter()
-            .map(|old| old.machine_set.name)
-            .collect()
-    }
 }
 
-impl Run {
+impl<D: Durations> Run<'_, D> {
+    /// Returns the MachineSets whose template differs from the desired one.
+    fn old_sets(&self) -> BTreeSet<String> {
+        let found = find_new_and_old(&self.deployment, &self.sets, self.now);
+        found.old.into_iter().map(|old| old.machine_set.name).collect()
+    }
+
     fn outcome(
         self,
         end: End,
         before: &BTreeSet<String>,
         started_old: &BTreeSet<String>,
     ) -> SimulatedRollout {
-        let old_sets = self.workers.old_sets();
-        let machines = &self.workers.machines;
-        let left: BTreeSet<&String> = machines.iter().map(|machine| &machine.name).collect();
+        let old_sets = self.old_sets();
+        let machines = || self.members.values().flat_map(|of| of.in_deletion_order.values());
+        let left: BTreeSet<&String> = machines().map(|machine| &machine.name).collect();
         SimulatedRollout {
             end,
-            in_place: machines
-                .iter()
+            in_place: machines()
                 .filter(|m| started_old.contains(&m.name) && !old_sets.contains(&m.owner))
                 .map(|m| m.name.clone())
                 .collect(),
             deleted: before.iter().filter(|name| !left.contains(name)).cloned().collect(),
             created: self.created,
             asked: self.asked,
-            total: i64::try_from(machines.len()).unwrap_or(i64::MAX),
+            total: i64::try_from(left.len()).unwrap_or(i64::MAX),
+            events: self.events,
         }
     }
 
-    /// Runs one round of all controllers; returns the end if nothing is left to do.
+    /// Runs one round of all controllers, or lets time pass if they have nothing to do; returns the end if nothing
+    /// is under way, either.
     fn step(&mut self) -> Option<End> {
-        let before = (self.workers.sets.clone(), self.workers.machines.clone());
+        let before = self.sets.clone();
+        self.changed = false;
         self.intent();
         if self.waits {
             return Some(End::Waits);
         }
-        for index in 0..self.workers.sets.len() {
+        for index in 0..self.sets.len() {
             self.reconcile(index);
         }
-        for index in 0..self.workers.sets.len() {
-            self.update_status(index);
-        }
-        if before != (self.workers.sets.clone(), self.workers.machines.clone()) {
+        self.update_statuses();
+        if self.changed || before != self.sets || self.pass() {
             return None;
         }
-        let old_sets = self.workers.old_sets();
-        let machines = &self.workers.machines;
-        let old_left = machines.iter().any(|m| old_sets.contains(&m.owner));
-        Some(if old_left { End::Stuck } else { End::Done })
+        let old_sets = self.old_sets();
+        let has_machines = |set: &String| {
+            self.members.get(set).is_some_and(|members| !members.in_deletion_order.is_empty())
+        };
+        Some(if old_sets.iter().any(has_machines) { End::Stuck } else { End::Done })
+    }
+
+    /// Lets time pass until the next machine comes back; returns whether one does.
+    fn pass(&mut self) -> bool {
+        let Some(Reverse((at, _))) = self.due.peek() else {
+            return false;
+        };
+        self.clock = (*at).max(self.clock);
+        while let Some(Reverse((_, due))) =
+            self.due.peek().filter(|next| next.0.0 <= self.clock).cloned()
+        {
+            self.due.pop();
+            let (name, is_update) = match due {
+                Due::Updated(name) => (name, true),
+                Due::Created(name) => (name, false),
+            };
+            let Some(mut machine) = self.take_out(&name) else { continue };
+            if is_update {
+                machine.annotations.remove(keys::UPDATE_IN_PROGRESS);
+                machine.annotations.remove(keys::PENDING_HOOKS);
+            } else {
+                machine.has_node = true;
+            }
+            self.put(machine);
+        }
+        true
     }
 
     fn intent(&mut self) {
-        let intent = loop {
-            let intent = intend(&IntentInput {
-                deployment: &self.workers.deployment,
-                machine_sets: &self.workers.sets,
-                machines: &self.workers.machines,
-                in_place_updates: self.workers.in_place_updates,
-                decisions: &self.decisions,
-                new_name: NEW,
-                now: self.workers.now,
-            });
-            if intent.is_complete() {
-                break intent;
-            }
-            self.asked = true;
-            for pair in &intent.pairs_to_ask {
-                let answer = self.workers.answers.get(&pair.0);
-                self.waits |= answer == Some(&Answer::Wait);
-                let yes = answer == Some(&Answer::InPlace);
-                self.decisions.insert(pair.clone(), yes);
-            }
-            if self.waits {
-                return;
-            }
-        };
-        for set in &mut self.workers.sets {
-            if let Some(planned) = intent.machine_sets.get(&set.name) {
+        let intent = self.ask_and_intend();
+        let Some(RolloutIntent { create, machine_sets, .. }) = intent else { return };
+        for set in &mut self.sets {
+            if let Some(planned) = machine_sets.get(&set.name) {
                 set.spec_replicas = planned.replicas;
                 set.annotations.clone_from(&planned.annotations);
             }
         }
-        if let Some(created) = intent.create {
-            self.workers.sets.push(MachineSet {
+        if let Some(created) = create {
+            self.sets.push(MachineSet {
                 name: created.name,
-                created_at: self.workers.now,
+                created_at: self.now,
                 spec_replicas: created.replicas,
                 annotations: created.annotations,
-                template: self.workers.deployment.template.clone(),
+                template: self.deployment.template.clone(),
                 ..MachineSet::default()
             });
         }
     }
 
-    fn reconcile(&mut self, index: usize) {
-        let set = self.workers.sets[index].clone();
-        let machines = &mut self.workers.machines;
-        for machine in machines
-            .iter_mut()
-            .filter(|machine| machine.owner == set.name && !machine.is_pending_acknowledge())
-        {
-            machine.annotations.remove(keys::UPDATE_IN_PROGRESS);
-            machine.annotations.remove(keys::PENDING_HOOKS);
+    /// The planner's intent with all responses; `None` if one of them is to wait.
+    fn ask_and_intend(&mut self) -> Option<RolloutIntent> {
+        // The planner asks of machines only whether one is being updated.
+        let machines: Vec<Machine> = self.busy_machines(|_| true);
+        loop {
+            let intent = intend(&IntentInput {
+                deployment: &self.deployment,
+                machine_sets: &self.sets,
+                machines: &machines,
+                in_place_updates: self.in_place_updates,
+                decisions: &self.decisions,
+                new_name: NEW,
+                now: self.now,
+            });
+            if intent.is_complete() {
+                return Some(intent);
+            }
+            self.asked = true;
+            for pair in &intent.pairs_to_ask {
+                let answer = self.answers.get(&pair.0);
+                self.waits |= answer == Some(&Answer::Wait);
+                let yes = answer == Some(&Answer::InPlace);
+                self.decisions.insert(pair.clone(), yes);
+            }
+            if self.waits {
+                return None;
+            }
         }
-        for trigger in trigger_in_place(&set, &machines_of(machines, &set)) {
+    }
+
+    /// Machines that are being updated or created, of the MachineSets that are asked for.
+    fn busy_machines(&self, of: impl Fn(&str) -> bool) -> Vec<Machine> {
+        let found =
+            self.busy.values().filter(|(set, _)| of(set)).filter_map(|(set, rank)| {
+                self.members.get(set)?.in_deletion_order.get(rank).cloned()
+            });
+        found.collect()
+    }
+
+    fn reconcile(&mut self, index: usize) {
+        let set = self.sets[index].clone();
+        let busy = self.busy_machines(|of| of == set.name);
+        for trigger in trigger_in_place(&set, &busy) {
             if let Trigger::CompleteMove { machine, .. } = trigger {
-                for found in machines.iter_mut().filter(|found| found.name == machine) {
-                    found.annotations.remove(keys::PENDING_ACKNOWLEDGE_MOVE);
-                }
+                self.begin_update(&machine);
             }
         }
         let target = set
             .annotation(keys::MOVE_MACHINES)
-            .and_then(|name| self.workers.sets.iter().find(|other| other.name == name));
-        let Workers { order, now, .. } = self.workers;
-        let action = sync_replicas(&set, &machines_of(machines, &set), target, order, now);
-        match action {
+            .and_then(|name| self.sets.iter().find(|other| other.name == name));
+        let members = self.members.entry(set.name.clone()).or_default();
+        let awaits = |name: &&String| {
+            let found = self.busy.get(*name).filter(|(of, _)| *of == set.name);
+            let machine = found.and_then(|(_, rank)| members.in_deletion_order.get(rank));
+            machine.is_some_and(Machine::is_pending_acknowledge)
+        };
+        let not_acknowledged =
+            if set.receives_machines() { self.busy.keys().filter(awaits).count() } else { 0 };
+        let pool = Pool {
+            total: members.in_deletion_order.len(),
+            not_acknowledged,
+            in_deletion_order: Box::new(members.in_deletion_order.values()),
+        };
+        match sync_pool(&set, pool, target) {
             Ok(MachineSetAction::Create(count)) => {
                 for _ in 0..count {
                     self.create(&set);
                 }
             }
-            Ok(MachineSetAction::Delete(names)) => {
-                machines.retain(|machine| !names.contains(&machine.name));
-            }
-            Ok(MachineSetAction::Move(moved)) => {
-                machines.retain(|machine| !moved.delete.contains(&machine.name));
-                for machine in
-                    machines.iter_mut().filter(|machine| moved.machines.contains(&machine.name))
-                {
-                    machine.owner.clone_from(&moved.target);
-                    for key in [keys::UPDATE_IN_PROGRESS, keys::PENDING_ACKNOWLEDGE_MOVE] {
-                        machine.annotations.insert(key.to_owned(), String::new());
-                    }
-                }
-            }
+            Ok(MachineSetAction::Delete(names)) => self.delete(&set, &names),
+            Ok(MachineSetAction::Move(moved)) => self.hand_over(&set, &moved),
             Ok(MachineSetAction::None | MachineSetAction::CreateDisabled { .. }) | Err(_) => {}
+        }
+    }
+
+    /// Cluster API calls the hook for a machine.
+    fn begin_update(&mut self, name: &str) {
+        let Some(mut machine) = self.take_out(name) else { return };
+        machine.annotations.remove(keys::PENDING_ACKNOWLEDGE_MOVE);
+        machine
+            .annotations
+            .insert(keys::PENDING_HOOKS.to_owned(), keys::UPDATE_MACHINE_HOOK.to_owned());
+        self.put(machine);
+        self.schedule_update(name);
+    }
+
+    fn schedule_update(&mut self, name: &str) {
+        let span = self.durations.update(name, self.clock);
+        let machine = Some(name.to_owned()).filter(|name| !name.starts_with(CREATED));
+        self.events.push(Event { machine, act: Act::Update, asked: self.clock, span });
+        self.due.push(Reverse((span.end, Due::Updated(name.to_owned()))));
+    }
+
+    fn hand_over(&mut self, set: &MachineSet, moved: &Move) {
+        self.delete(set, &moved.delete);
+        for name in &moved.machines {
+            let Some(mut machine) = self.take_from(set, name) else { continue };
+            machine.owner.clone_from(&moved.target);
+            for key in [keys::UPDATE_IN_PROGRESS, keys::PENDING_ACKNOWLEDGE_MOVE] {
+                machine.annotations.insert(key.to_owned(), String::new());
+            }
+            self.put(machine);
+        }
+    }
+
+    fn delete(&mut self, set: &MachineSet, names: &[String]) {
+        for name in names {
+            let Some(machine) = self.take_from(set, name) else { continue };
+            let machine = Some(machine.name).filter(|name| !name.starts_with(CREATED));
+            let span = Span { start: self.clock, end: self.clock };
+            self.events.push(Event { machine, act: Act::Delete, asked: self.clock, span });
         }
     }
 
     fn create(&mut self, set: &MachineSet) {
         let number = self.created;
         let since = jiff::SignedDuration::from_secs(number.saturating_add(1));
-        self.workers.machines.push(Machine {
-            name: format!("{CREATED}{number:06}"),
+        let name = format!("{CREATED}{number:06}");
+        self.put(Machine {
+            name: name.clone(),
             owner: set.name.clone(),
-            created_at: self.workers.now.saturating_add(since).unwrap_or(self.workers.now),
-            has_node: true,
+            created_at: self.now.saturating_add(since).unwrap_or(self.now),
             ..Machine::default()
         });
+        let end = self.clock.saturating_add(self.durations.creation());
+        let span = Span { start: self.clock, end };
+        self.events.push(Event { machine: None, act: Act::Create, asked: self.clock, span });
+        self.due.push(Reverse((end, Due::Created(name))));
         self.created += 1;
     }
 
-    fn update_status(&mut self, index: usize) {
-        let workers = &mut self.workers;
-        let old = find_new_and_old(&workers.deployment, &workers.sets, workers.now).old;
-        let set = &mut workers.sets[index];
-        let current = old.iter().all(|old| old.machine_set.name != set.name);
-        let (mut replicas, mut available) = (0, 0);
-        for machine in workers.machines.iter().filter(|m| m.owner == set.name) {
-            replicas += 1;
-            let up = !machine.is_updating()
-                && !machine.deleting
-                && !workers.unavailable.contains(&machine.name);
-            available += i64::from(up);
+    /// Adds a machine of the snapshot. One that is being updated takes as long as one that begins now.
+    fn take_in(&mut self, machine: Machine) {
+        let name = machine.name.clone();
+        let is_at_work = machine.is_updating() && !machine.is_pending_acknowledge();
+        self.put(machine);
+        if is_at_work {
+            self.schedule_update(&name);
         }
-        set.status_replicas = replicas;
-        set.available_replicas = available;
-        set.up_to_date_replicas = if current { available } else { 0 };
     }
-}
 
-fn machines_of(machines: &[Machine], set: &MachineSet) -> Vec<Machine> {
-    machines.iter().filter(|machine| machine.owner == set.name).cloned().collect()
+    fn is_down(&self, machine: &Machine) -> bool {
+        let is_new = machine.name.starts_with(CREATED);
+        machine.is_updating()
+            || machine.deleting
+            || is_new && !machine.has_node
+            || self.unavailable.contains(&machine.name)
+    }
+
+    fn rank(&self, machine: &Machine) -> Rank {
+        // The bits of positive numbers are in the order of the numbers.
+        let priority = delete_priority(machine, self.order, self.now).max(0.0).to_bits();
+        (Reverse(priority), machine.name.clone())
+    }
+
+    fn put(&mut self, machine: Machine) {
+        let rank = self.rank(&machine);
+        let is_down = self.is_down(&machine);
+        let is_created = machine.name.starts_with(CREATED) && !machine.has_node;
+        if machine.is_updating() || machine.is_pending_acknowledge() || is_created {
+            self.busy.insert(machine.name.clone(), (machine.owner.clone(), rank.clone()));
+        }
+        let members = self.members.entry(machine.owner.clone()).or_default();
+        members.down += i64::from(is_down);
+        members.in_deletion_order.insert(rank, machine);
+        self.changed = true;
+    }
+
+    /// Takes a busy machine out of its MachineSet.
+    fn take_out(&mut self, name: &str) -> Option<Machine> {
+        let (set, rank) = self.busy.remove(name)?;
+        self.removed(&set, &rank)
+    }
+
+    /// Takes a machine out of this MachineSet.
+    fn take_from(&mut self, set: &MachineSet, name: &str) -> Option<Machine> {
+        if let Some((of, _)) = self.busy.get(name) {
+            return if *of == set.name { self.take_out(name) } else { None };
+        }
+        let members = self.members.get(&set.name)?;
+        let mut ranks = members.in_deletion_order.keys();
+        let rank = ranks.find(|(_, known)| known == name)?.clone();
+        self.removed(&set.name, &rank)
+    }
+
+    fn removed(&mut self, set: &str, rank: &Rank) -> Option<Machine> {
+        let machine = self.members.get_mut(set)?.in_deletion_order.remove(rank)?;
+        let is_down = self.is_down(&machine);
+        self.members.get_mut(set)?.down -= i64::from(is_down);
+        self.changed = true;
+        Some(machine)
+    }
+
+    fn update_statuses(&mut self) {
+        let old_sets = self.old_sets();
+        for set in &mut self.sets {
+            let members = self.members.get(&set.name);
+            let replicas = members.map_or(0, |members| members.in_deletion_order.len());
+            let replicas = i64::try_from(replicas).unwrap_or(i64::MAX);
+            let available = replicas - members.map_or(0, |members| members.down);
+            set.status_replicas = replicas;
+            set.available_replicas = available;
+            set.up_to_date_replicas = if old_sets.contains(&set.name) { 0 } else { available };
+        }
+    }
 }
 
 #[cfg(test)]
@@ -415,5 +660,73 @@ mod tests {
         let mut group = workers(3, 1, 0);
         group.deployment.template = template("v1");
         assert_eq!(counts(&group.run()), (0, 0, 0, End::Done));
+    }
+
+    /// Every update takes a hundred seconds, and every new machine a thousand.
+    struct Hundred;
+
+    impl Durations for Hundred {
+        fn update(&mut self, _machine: &str, asked: i64) -> Span {
+            Span { start: asked, end: asked + 100 }
+        }
+
+        fn creation(&self) -> i64 {
+            1000
+        }
+    }
+
+    /// When each machine of a group is updated, created or deleted.
+    fn times(outcome: &SimulatedRollout) -> Vec<(&str, Act, i64, i64)> {
+        let of = |event: &Event| (event.act, event.span.start, event.span.end);
+        let events = outcome.events.iter();
+        events
+            .map(|event| {
+                let (act, start, end) = of(event);
+                (event.machine.as_deref().unwrap_or("new"), act, start, end)
+            })
+            .collect()
+    }
+
+    #[test]
+    fn updates_follow_each_other_as_far_as_machines_may_be_unavailable() {
+        use Act::Update;
+        let one = workers(3, 0, 1).run_timed(&mut Hundred);
+        assert_eq!(
+            times(&one),
+            [("m0", Update, 0, 100), ("m1", Update, 100, 200), ("m2", Update, 200, 300)]
+        );
+        let two = workers(3, 0, 2).run_timed(&mut Hundred);
+        assert_eq!(
+            times(&two),
+            [("m0", Update, 0, 100), ("m1", Update, 0, 100), ("m2", Update, 100, 200)]
+        );
+    }
+
+    #[test]
+    fn a_surge_waits_for_its_machine_before_any_is_updated() {
+        use Act::{Create, Delete, Update};
+        let surged = workers(2, 1, 0).run_timed(&mut Hundred);
+        assert_eq!(
+            times(&surged),
+            [("new", Create, 0, 1000), ("m0", Update, 1000, 1100), ("m1", Delete, 1100, 1100)]
+        );
+    }
+
+    #[test]
+    fn a_machine_that_returns_early_makes_room_for_the_next() {
+        struct Uneven;
+        impl Durations for Uneven {
+            fn update(&mut self, machine: &str, asked: i64) -> Span {
+                Span { start: asked, end: asked + if machine == "m0" { 100 } else { 40 } }
+            }
+            fn creation(&self) -> i64 {
+                0
+            }
+        }
+        let outcome = workers(4, 0, 2).run_timed(&mut Uneven);
+        let ends: Vec<(&str, i64)> =
+            times(&outcome).into_iter().map(|(machine, _, _, end)| (machine, end)).collect();
+        assert_eq!(ends, [("m0", 100), ("m1", 40), ("m2", 80), ("m3", 120)]);
+        assert_eq!(counts(&outcome), (4, 0, 0, End::Done));
     }
 }

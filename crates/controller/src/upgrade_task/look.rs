@@ -40,8 +40,7 @@ use crate::{
     replacement_hold::holds_only_machine,
 };
 
-/// Label of objects whose spec a topology writes.
-pub(crate) const TOPOLOGY_OWNED: &str = "topology.cluster.x-k8s.io/owned";
+pub(crate) use refit_kinds::keys::TOPOLOGY_OWNED;
 
 /// A task, and the objects that it is decided on.
 pub(super) struct Look {

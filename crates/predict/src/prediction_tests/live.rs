@@ -1,6 +1,7 @@
 //! Predictions for Machines that exist, with what their hosts and clusters show.
 
 use super::*;
+use crate::timeline::Source;
 
 fn machine(index: usize, owner: &str, kind: &str, version: &str) -> Value {
     let name = format!("{owner}-{index}");
@@ -350,7 +351,8 @@ fn workers_wait_for_the_control_plane_or_follow_it() {
 #[test]
 fn past_updates_determine_the_predicted_duration() {
     let mut input = live();
-    assert_eq!(only(predict(&input)).seconds, None);
+    let assumed = only(predict(&input)).timeline.unwrap();
+    assert_eq!(assumed.takes.source, Source::Assumed);
     let steps =
         refit_core::node::plan_steps(refit_kinds::refit::Role::ControlPlane, &NEW.parse().unwrap());
     let durations: Vec<Value> = refit_core::node::step_names(&steps)
@@ -360,8 +362,15 @@ fn past_updates_determine_the_predicted_duration() {
     let one = i64::try_from(durations.len()).unwrap() * 10;
     input.current.insert(json!({"kind": "UpdateGroup",
         "metadata": {"name": "kubeadmcontrolplane-edge-1", "namespace": "default"},
+        "spec": {
+            "clusterName": "edge-1", "controlPlane": true,
+            "owner": {"apiVersion": "controlplane.cluster.x-k8s.io/v1beta2",
+                "kind": "KubeadmControlPlane", "name": "edge-1"},
+        },
         "status": {"durations": durations}}));
-    assert_eq!(only(predict(&input)).seconds, Some(3 * one));
+    let found = only(predict(&input));
+    assert_eq!(found.seconds, Some(3 * one));
+    assert_eq!(found.timeline.unwrap().takes.source, Source::History);
 }
 
 #[test]

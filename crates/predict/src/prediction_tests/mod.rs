@@ -1,4 +1,5 @@
 mod live;
+mod timeline;
 
 use refit_cluster_api::kubeadm_config;
 use refit_core::change::{OnUncovered, Provider};
