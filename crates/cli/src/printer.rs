@@ -106,13 +106,14 @@ impl Printer {
     }
 }
 
-/// Formats a duration for display: `42s`, `3m05s`, `1h02m`.
+/// Formats a duration for display: `42s`, `3m05s`, `1h02m`, `3d04h`.
 pub(crate) fn duration(seconds: i64) -> String {
     let (hours, minutes, rest) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
     match (hours, minutes) {
         (0, 0) => format!("{rest}s"),
         (0, _) => format!("{minutes}m{rest:02}s"),
-        _ => format!("{hours}h{minutes:02}m"),
+        (..48, _) => format!("{hours}h{minutes:02}m"),
+        _ => format!("{}d{:02}h", hours / 24, hours % 24),
     }
 }
 
@@ -156,6 +157,8 @@ mod tests {
         assert_eq!(duration(42), "42s");
         assert_eq!(duration(185), "3m05s");
         assert_eq!(duration(3725), "1h02m");
+        assert_eq!(duration(47 * 3600), "47h00m");
+        assert_eq!(duration(76 * 3600), "3d04h");
     }
 
     #[test]

@@ -101,6 +101,7 @@ fn in_place(mut view: View<'_>, machines: &[&Value]) -> GroupPrediction {
         view.look_for_refusals(machines);
         view.look_for_old_kubelets();
         view.look_for_windows();
+        view.look_for_pauses(machines);
     }
     view.conclude(false)
 }

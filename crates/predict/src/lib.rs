@@ -25,6 +25,7 @@ pub mod managers;
 pub mod objects;
 mod only_machine;
 pub mod outcome;
+mod pauses;
 mod plane;
 pub mod preflight;
 pub mod providers;

@@ -142,6 +142,7 @@ pub(super) fn predict(
         view.look_for_unfinished(&machines);
         view.look_for_refusals(&machines);
         view.look_for_windows();
+        view.look_for_pauses(&machines);
     }
     view.add_timeline(pacer, std::mem::take(&mut outcome.events), available);
     Some(view.conclude(waits_for_a_user))
@@ -381,7 +382,7 @@ fn is_available(machine: &Value) -> bool {
 }
 
 /// A MachineSet and its machines for a MachineDeployment that has none.
-fn imagined(deployment: &Value, machines: Option<i64>) -> (Value, Vec<Value>) {
+pub(super) fn imagined(deployment: &Value, machines: Option<i64>) -> (Value, Vec<Value>) {
     let of = name(deployment);
     let stated = || deployment.pointer("/spec/replicas").and_then(Value::as_i64);
     let replicas = machines.or_else(stated).unwrap_or(1).clamp(0, 1000);

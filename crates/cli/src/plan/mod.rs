@@ -1,8 +1,12 @@
 //! `refit plan`: predicts what a change will do to the machines.
 
 pub(crate) mod gather;
+mod html;
+mod junit;
+mod output;
 pub(crate) mod reader;
 mod show;
+mod waves;
 
 #[cfg(test)]
 #[cfg(feature = "sandbox")]
@@ -10,14 +14,13 @@ mod world_tests;
 
 use std::{path::PathBuf, process::ExitCode};
 
+use anyhow::bail;
 use futures::future::join_all;
 use kube::Client;
 use refit_core::change::Provider;
-use refit_kinds::version::KubernetesVersion;
+use refit_kinds::{refit::Owner, version::KubernetesVersion};
 use refit_manifests::{LoadError, load};
-use refit_predict::{
-    Input, Objects, PredictedOutcome, Prediction, ProviderQuestion, Providers, predict,
-};
+use refit_predict::{GroupRef, Input, Objects, Prediction, ProviderQuestion, Providers, predict};
 use refit_runtime::{
     Clock,
     foreign::{ForeignKinds, ForeignObject},
@@ -26,19 +29,13 @@ use serde_json::Value;
 
 use self::{
     gather::{Change, applied, gather},
+    output::{FailOn, PlanFormat},
     reader::Reader,
 };
-use crate::{
-    client, exit,
-    global::GlobalArgs,
-    printer::{Format, Printer},
-    target::Target,
-};
+use crate::{client, exit, global::GlobalArgs, printer::Printer, target::Target};
 
-/// Exit code if a machine will be created or deleted.
-const EXIT_REPLACED: u8 = 3;
-/// Exit code if the change is blocked.
-const EXIT_BLOCKED: u8 = 4;
+/// The greatest number of machines that `--simulate` accepts.
+const MOST_SIMULATED: i64 = 100_000;
 
 /// Flags of `refit plan`.
 #[derive(Debug, clap::Args)]
@@ -48,6 +45,9 @@ Examples:
   refit plan md/edge-1-md-0 --to v1.35.0 -o json
   refit plan -f new-template.yaml -f edge-1-md-0.yaml
   refit plan -f wanted.yaml --current as-it-is.yaml      without any cluster
+  refit plan md/edge-1-md-0 --to v1.35.0 --simulate 30000
+  refit plan cluster/edge-1 --to v1.35.0 -o html > plan.html
+  refit plan -f wanted.yaml -o junit --fail-on replace,uncovered,blocked > plan.xml
 
 The command writes nothing. It simulates Cluster API's rollout with the answers that Refit's \
 hooks would return, and shows how many machines of each group are updated in place, created and \
@@ -62,14 +62,24 @@ that name in the group.
 -o json writes one document: outcome (Unchanged, InPlace, Blocked, Replaced), groups (namespace, \
 kind, name, cluster, turn, from, to, outcome, machines {now, inPlace, new, deleted}, disruption, paths \
 {line, updater, objects}, causes {reason, object, message, remedy}, blockedBy {reason, object, \
-message}, notes, seconds), notes.
+message}, notes, after, seconds, timeline {takes {source, prepareSeconds, updateSeconds, newMachineSeconds}, \
+turns {machine, action, startSeconds, disturbedSeconds, endSeconds}, availability {least, curve {seconds, \
+available}}}), notes. -o yaml writes the same document.
+
+-o html writes one page with the timeline drawn, which refers to nothing else. -o junit writes one \
+suite for each group, whose cases fail where a machine is replaced, a path is covered by no updater, \
+or something blocks.
+
+With --simulate, each MachineDeployment is predicted as if it had so many machines, with its own \
+strategy and pacing, to see how long a rollout takes and how many machines stay available.
 
 Exit codes:
-  0  every machine stays: it is updated in place, or nothing changes
+  0  every machine stays: it is updated in place, or nothing changes; or nothing that --fail-on names
   1  the cluster or a file cannot be read
   2  the command line is invalid
-  3  at least one machine is created or deleted
-  4  no machine is replaced, and the change is blocked
+  3  at least one machine is created or deleted (--fail-on replace)
+  4  no machine is replaced, and a group is blocked (--fail-on blocked)
+  5  no updater covers a part of the change (--fail-on uncovered)
   130, 143  interrupted by Ctrl-C or SIGTERM")]
 pub(crate) struct Args {
     /// cluster/NAME, kcp/NAME, md/NAME or ms/NAME.
@@ -84,17 +94,25 @@ pub(crate) struct Args {
     /// Read the current objects from these manifests instead of a cluster. May be repeated.
     #[arg(long, value_name = "FILE", requires = "filename")]
     current: Vec<PathBuf>,
+    /// Predict so many machines in each MachineDeployment, all available, instead of its own. [1-100000]
+    #[arg(long, value_name = "MACHINES", value_parser = clap::value_parser!(i64).range(1..=MOST_SIMULATED))]
+    simulate: Option<i64>,
+    /// What makes the exit code other than 0. May be repeated.
+    #[arg(long, value_enum, value_name = "WHAT", value_delimiter = ',', default_values = ["replace", "blocked"])]
+    fail_on: Vec<FailOn>,
     /// Output format.
     #[arg(short, long, value_enum, default_value_t)]
-    output: Format,
+    output: PlanFormat,
 }
 
 /// Runs `refit plan`.
 pub(crate) fn run(args: &Args, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
-    let printer = Printer::new(args.output, global);
+    let printer = Printer::new(args.output.stream(), global);
+    let print = |plan: &Prediction| output::print(printer, args.output, &args.fail_on, plan);
     if !args.current.is_empty() {
-        let found = predict(&offline(&args.filename, &args.current)?);
-        return print_plan(printer, &found);
+        let mut input = offline(&args.filename, &args.current)?;
+        simulate(&mut input, args.simulate)?;
+        return print(&predict(&input));
     }
     exit::run(async {
         let objects = objects(&args.filename)?;
@@ -104,9 +122,22 @@ pub(crate) fn run(args: &Args, global: &GlobalArgs) -> anyhow::Result<ExitCode> 
         };
         let mut reader = Reader::new(client::connect(global).await?);
         let mut input = gather(&mut reader, &change).await?;
+        simulate(&mut input, args.simulate)?;
         let prediction = predict_live(&reader.cluster.client, &mut input).await;
-        print_plan(printer, &noted(prediction, &input, &objects))
+        print(&noted(prediction, &input, &objects))
     })
+}
+
+/// Has a prediction imagine so many machines.
+fn simulate(input: &mut Input, machines: Option<i64>) -> anyhow::Result<()> {
+    let is_deployment = |target: &GroupRef| target.owner() == Some(Owner::Deployment);
+    if machines.is_some() && !input.targets.iter().any(is_deployment) {
+        bail!(
+            "--simulate imagines the machines of MachineDeployments, and the change concerns none of them"
+        );
+    }
+    input.simulate = machines;
+    Ok(())
 }
 
 /// The prediction, with the answers of the providers that it depends on.
@@ -142,19 +173,6 @@ async fn ask_provider(
         Err(kube::Error::Api(status)) => Provider::of_error(status.code, &status.message),
         Err(error) => Provider::Unknown { why: error.to_string() },
     }
-}
-
-fn print_plan(printer: Printer, plan: &Prediction) -> anyhow::Result<ExitCode> {
-    if printer.is_json() {
-        printer.result(&serde_json::to_string_pretty(plan)?)?;
-    } else {
-        show::show(printer, plan)?;
-    }
-    Ok(match plan.outcome {
-        PredictedOutcome::Unchanged | PredictedOutcome::InPlace => ExitCode::SUCCESS,
-        PredictedOutcome::Replaced => ExitCode::from(EXIT_REPLACED),
-        PredictedOutcome::Blocked => ExitCode::from(EXIT_BLOCKED),
-    })
 }
 
 fn objects(files: &[PathBuf]) -> Result<Vec<Value>, LoadError> {
@@ -206,6 +224,8 @@ fn noted(plan: Prediction, input: &Input, objects: &[Value]) -> Prediction {
 mod tests {
     use std::io::Write as _;
 
+    use refit_predict::PredictedOutcome;
+
     use super::*;
 
     fn file(text: &str) -> tempfile::NamedTempFile {
@@ -216,6 +236,27 @@ mod tests {
 
     fn example() -> PathBuf {
         PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../examples/cluster.yaml")
+    }
+
+    /// The plan of the example with a text in it replaced, and the version upgraded.
+    pub(super) fn plan_of_example(from: &str, to: &str) -> Prediction {
+        let text = std::fs::read_to_string(example()).unwrap();
+        assert!(text.contains(from), "{from} is not in the example");
+        let wanted = file(&text.replacen(from, to, 1).replacen("v1.34.2", "v1.35.0", 1));
+        predict(&offline(&[wanted.path().to_owned()], &[example()]).unwrap())
+    }
+
+    #[test]
+    fn a_simulation_needs_a_deployment() {
+        let text = std::fs::read_to_string(example()).unwrap();
+        let wanted = file(&text.replace("v1.34.2", "v1.35.0"));
+        let mut input = offline(&[wanted.path().to_owned()], &[example()]).unwrap();
+        simulate(&mut input, Some(500)).unwrap();
+        let found = predict(&input);
+        assert_eq!(found.groups[1].machines.now, 500);
+        input.targets.retain(|target| target.owner() == Some(Owner::ControlPlane));
+        let error = simulate(&mut input, Some(500)).unwrap_err().to_string();
+        assert!(error.contains("MachineDeployments"), "{error}");
     }
 
     #[test]

@@ -19,7 +19,6 @@ use crate::{
     watch::{GroupRow, Objects, Scope, View},
 };
 
-
 /// The facts, and notes about what could not be read.
 pub(super) struct Read {
     pub(super) facts: Facts,

@@ -55,6 +55,54 @@ fn a_group_never_has_more_turns_at_a_time_than_its_pacing_allows() {
 }
 
 #[test]
+fn people_who_hold_a_group_or_a_machine_block_its_plan() {
+    let of = |pacing: Value, owner: &[(&str, &str)], machine: &[(&str, &str)]| {
+        let mut input = upgrade(&[deployment(2, 0, 1)]);
+        let (set, mut machines) = crate::workers::imagined(&deployment(2, 0, 1), None);
+        let mut set = set;
+        set["metadata"]["ownerReferences"] = json!([{"apiVersion": "cluster.x-k8s.io/v1beta2",
+            "kind": "MachineDeployment", "name": "md", "controller": true, "uid": "md"}]);
+        set["metadata"]["namespace"] = json!("default");
+        for (key, value) in machine {
+            machines[0]["metadata"]["annotations"][key] = json!(value);
+        }
+        input.current.insert(set);
+        for (index, mut machine) in machines.into_iter().enumerate() {
+            machine["metadata"]["namespace"] = json!("default");
+            machine["metadata"]["uid"] = json!(format!("uid-{index}"));
+            machine["spec"]["bootstrap"]["configRef"]["apiGroup"] =
+                json!("bootstrap.cluster.x-k8s.io");
+            machine["status"]["conditions"] = json!([{"type": "Available", "status": "True", "reason": "Ok",
+                "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"}]);
+            input.current.insert(machine);
+        }
+        for objects in [&mut input.current, &mut input.desired] {
+            let mut group = objects.get("MachineDeployment", "default", "md").unwrap().clone();
+            for (key, value) in owner {
+                group["metadata"]["annotations"][key] = json!(value);
+            }
+            objects.insert(group);
+        }
+        input.current.insert(update_group(&pacing));
+        let group = predict(&input).groups.remove(0);
+        let reasons: Vec<String> = group.blocked_by.iter().map(|one| one.reason.clone()).collect();
+        (reasons.join(" "), group.notes.join(" "))
+    };
+    assert_eq!(of(json!({}), &[], &[]).0, "");
+    assert_eq!(of(json!({"paused": true}), &[], &[]).0, "Paused");
+    assert_eq!(of(json!({}), &[(keys::GROUP_PAUSED, "true")], &[]).0, "Paused");
+    assert_eq!(of(json!({}), &[], &[(keys::HOLD, "disk")]).0, "Held");
+    let listed = json!({"exceptions": [{"machine": "md-1", "rule": "Hold", "reason": "disk"}]});
+    assert_eq!(of(listed, &[], &[]).0, "Held");
+    let (blocked, notes) = of(json!({}), &[], &[(keys::SKIP, "disk")]);
+    assert_eq!(blocked, "");
+    assert!(notes.contains("Machine/md-0"), "{notes}");
+    let (blocked, notes) = of(json!({"pauseAfter": 1}), &[], &[]);
+    assert_eq!(blocked, "");
+    assert!(notes.contains("refit approve machinedeployment/md"), "{notes}");
+}
+
+#[test]
 fn a_surge_is_the_first_turn_and_a_deletion_the_last() {
     let found = predict(&upgrade(&[deployment(2, 1, 0)]));
     let turns = &timeline(&found.groups[0]).turns;
