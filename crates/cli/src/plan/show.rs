@@ -120,7 +120,8 @@ fn turns(group: &GroupPrediction, timeline: &Timeline) -> Vec<String> {
     let waves = waves(timeline);
     let time = |seconds: i64| format!("+{}", duration(seconds));
     let rows = waves.iter().take(MOST_WAVES).map(|wave| {
-        let cells = [time(wave.start), time(wave.end), word(wave.action).to_owned(), wave.machines()];
+        let cells =
+            [time(wave.start), time(wave.end), word(wave.action).to_owned(), wave.machines()];
         cells.to_vec()
     });
     let rows: Vec<Vec<String>> = rows.collect();
