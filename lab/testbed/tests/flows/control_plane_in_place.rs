@@ -13,7 +13,7 @@ use lab_testbed::{
 };
 use serde_json::json;
 
-use super::look;
+use super::{look, planned::Planned};
 
 /// Three machines, each with a few seconds of work and up to 15 s until Cluster API calls again.
 const WITHIN: Duration = Duration::from_mins(5);
@@ -23,6 +23,9 @@ pub(super) async fn run(bed: &Bed) -> anyhow::Result<()> {
     let cluster = bed.cluster("in-place", &ClusterSpec::default()).await?;
     let recorder = Recorder::start(&cluster).await?;
     let before = look::identities(&cluster).await?;
+    let planned = Planned::version(bed, &cluster, "kcp/in-place", TO).await?;
+    let counts = planned.counts("in-place")?;
+    ensure!(counts == (3, 0, 0), "the plan is {counts:?}");
     cluster.change_control_plane(&json!({"version": TO})).await?;
     let mut seen = std::collections::BTreeSet::new();
     let watched = eventually("every machine is updated", WITHIN, async || {
@@ -68,6 +71,7 @@ pub(super) async fn run(bed: &Bed) -> anyhow::Result<()> {
         let condition = condition_text(&control_plane, kind);
         ensure!(condition.starts_with(wanted), "{kind}: {condition}");
     }
+    planned.came_true(&cluster, "in-place").await?;
     look::nothing_is_left(&cluster).await?;
     recorder.compare(bed, "control_plane_in_place").await
 }

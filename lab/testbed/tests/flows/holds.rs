@@ -15,7 +15,7 @@ use refit_kinds::{canonical::CERTIFICATES_EXPIRY, keys};
 use refit_runtime::Clock;
 use serde_json::{Value, json};
 
-use super::{look, tasks};
+use super::{look, planned::Planned, tasks};
 
 const WITHIN: Duration = Duration::from_mins(6);
 const REPLACE: [(&str, Option<&str>); 1] = [("refit.dev/on-uncovered", Some("Replace"))];
@@ -34,6 +34,8 @@ async fn control_plane_of_one(bed: &Bed) -> anyhow::Result<()> {
     let cluster = bed.cluster("held-plane", &spec).await?;
     let recorder = Recorder::start(&cluster).await?;
     let before = look::identities(&cluster).await?;
+    let planned = Planned::version(bed, &cluster, "kcp/held-plane", TO).await?;
+    planned.is_blocked("held-plane", "ReplacementHeld")?;
     cluster.change_control_plane(&json!({"version": TO})).await?;
     is_paused(&cluster).await?;
     ensure!(look::identities(&cluster).await? == before, "the Machine is another one");
@@ -70,6 +72,8 @@ async fn worker_of_one(bed: &Bed) -> anyhow::Result<()> {
     let recorder = Recorder::start(&cluster).await?;
     let before = look::identities(&cluster).await?;
     let refusals = Refusals::since_now(&cluster).await?;
+    let planned = Planned::version(bed, &cluster, "md/held-worker-md", TO).await?;
+    planned.is_blocked("held-worker-md", "ReplacementHeld")?;
     cluster.change_workers("md", &json!({"template": {"spec": {"version": TO}}})).await?;
     let why = "MachineDeployment held-worker/held-worker-md: a further one would replace another";
     refusals.wait("FailedCreate", why).await?;

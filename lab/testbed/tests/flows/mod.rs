@@ -18,6 +18,7 @@ mod look;
 mod member_deleted;
 mod midway;
 mod new_default;
+mod planned;
 mod providers;
 mod single;
 mod surge;

@@ -5,22 +5,22 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context as _, ensure};
+use anyhow::ensure;
 use lab_testbed::{
-    Bed, Cluster, ClusterSpec, cli,
+    Bed, Cluster, ClusterSpec,
     cluster::TO,
-    objects::{DEV_MACHINE_TEMPLATE, text, uid},
+    objects::{DEV_MACHINE_TEMPLATE, uid},
     recorder::Recorder,
 };
 use serde_json::{Value, json};
 
-use super::look;
+use super::{
+    look,
+    planned::{Counts, Planned},
+};
 
 /// Thirteen machines, partly one after another.
 const WITHIN: Duration = Duration::from_mins(10);
-
-/// Numbers of machines updated in place, created and deleted.
-type Counts = (i64, i64, i64);
 
 pub(super) async fn run(bed: &Bed) -> anyhow::Result<()> {
     let _calm = bed.calm().await;
@@ -32,9 +32,10 @@ pub(super) async fn run(bed: &Bed) -> anyhow::Result<()> {
     };
     let cluster = bed.cluster("surge", &spec).await?;
     let wanted = [("surge", (2, 1, 1)), ("surge-a", (5, 0, 0)), ("surge-b", (4, 1, 1))];
-    let planned = planned(bed, &cluster).await?;
+    let planned = Planned::version(bed, &cluster, "cluster/surge", TO).await?;
     for (group, counts) in wanted {
-        ensure!(planned.get(group) == Some(&counts), "{group} of {planned:?} is not {counts:?}");
+        let found = planned.counts(group)?;
+        ensure!(found == counts, "the plan of {group} is {found:?} instead of {counts:?}");
     }
     let recorder = Recorder::start(&cluster).await?;
     let before = uids(&cluster).await?;
@@ -54,22 +55,11 @@ pub(super) async fn run(bed: &Bed) -> anyhow::Result<()> {
         let found = counted(&before[group], &after[group])?;
         ensure!(found == counts, "{group}: {found:?} instead of {counts:?}");
     }
+    for (group, _) in wanted {
+        planned.came_true(&cluster, group).await?;
+    }
     look::nothing_is_left(&cluster).await?;
     recorder.compare(bed, "surge").await
-}
-
-/// Returns the counts of `refit plan` for each group.
-async fn planned(bed: &Bed, cluster: &Cluster) -> anyhow::Result<BTreeMap<String, Counts>> {
-    let target = format!("cluster/{}", cluster.name);
-    let plan =
-        cli::json(&bed.kubeconfig(), &cluster.namespace, &["plan", &target, "--to", TO]).await?;
-    let groups = plan["groups"].as_array().context("the plan has no groups")?;
-    let counts = groups.iter().map(|group| {
-        let count = |key: &str| group["machines"][key].as_i64().unwrap_or(-1);
-        let counts = (count("inPlace"), count("new"), count("deleted"));
-        (text(group, "/name").to_owned(), counts)
-    });
-    Ok(counts.collect())
 }
 
 /// Creates an identical template with another name, and returns a change to it and to another

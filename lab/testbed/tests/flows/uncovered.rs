@@ -12,7 +12,9 @@ use lab_testbed::{
     recorder::Recorder,
     wait,
 };
-use serde_json::json;
+use serde_json::{Value, json};
+
+use super::planned::Planned;
 
 const WITHIN: Duration = Duration::from_mins(4);
 /// How long nothing may happen. Cluster API calls again within this time.
@@ -34,7 +36,19 @@ pub(super) async fn run(bed: &Bed) -> anyhow::Result<()> {
     let (held_before, free_before) = (uids(&cluster, "held").await?, uids(&cluster, "free").await?);
     let recorder = Recorder::start(&cluster).await?;
     for workers in ["held", "free"] {
-        slower(&cluster, workers).await?;
+        let [template, change] = slower(&cluster, workers).await?;
+        let mut deployment = cluster.deployment(workers).await?;
+        json_patch::merge(&mut deployment, &json!({"spec": change}));
+        let planned = Planned::objects(bed, &cluster, &[template.clone(), deployment]).await?;
+        match workers {
+            "held" => planned.is_blocked("uncovered-held", "UncoveredPreserve")?,
+            _ => {
+                let counts = planned.counts("uncovered-free")?;
+                ensure!(counts == (0, 2, 2), "the plan is {counts:?}");
+            }
+        }
+        cluster.objects.apply(&template).await?;
+        cluster.change_workers(workers, &change).await?;
     }
     held(&cluster, &held_before).await?;
     replaced(&cluster, &free_before).await?;
@@ -70,8 +84,8 @@ async fn cluster_version(cluster: &Cluster) -> anyhow::Result<String> {
     Ok(version.to_owned())
 }
 
-/// Changes to a template for a different machine.
-async fn slower(cluster: &Cluster, workers: &str) -> anyhow::Result<()> {
+/// A template for a different machine, and the change to it.
+async fn slower(cluster: &Cluster, workers: &str) -> anyhow::Result<[Value; 2]> {
     let name = format!("{}-{workers}", cluster.name);
     let template = cluster.objects.get(DEV_MACHINE_TEMPLATE, &name).await?;
     let mut spec = template["spec"].clone();
@@ -84,9 +98,8 @@ async fn slower(cluster: &Cluster, workers: &str) -> anyhow::Result<()> {
         "metadata": {"name": slower, "namespace": cluster.namespace},
         "spec": spec,
     });
-    cluster.objects.apply(&object).await?;
     let change = json!({"template": {"spec": {"infrastructureRef": {"name": slower}}}});
-    cluster.change_workers(workers, &change).await
+    Ok([object, change])
 }
 
 async fn group(cluster: &Cluster) -> anyhow::Result<serde_json::Value> {

@@ -134,3 +134,49 @@ fn disturbed(world: &World, of: &[Update]) -> Vec<(i64, i64)> {
         })
         .collect()
 }
+
+/// The seconds from the end of each update to the begin of the next one of the same group.
+fn lost(updates: &[Update]) -> Vec<i64> {
+    let pairs = updates.windows(2);
+    pairs
+        .filter_map(|pair| {
+            let [(_, _, ended), (_, begun, _)] = pair else { return None };
+            Some(begun.duration_since(*ended).as_secs())
+        })
+        .collect()
+}
+
+#[test]
+fn the_next_machine_begins_as_soon_as_the_last_one_has_ended() {
+    in_world(async {
+        let is_plane = |world: &World, machine: &str| {
+            let mut machines = world.machines().into_iter();
+            machines.any(|one| {
+                one["metadata"]["name"] == *machine
+                    && one["metadata"]["labels"].get(keys::CONTROL_PLANE).is_some()
+            })
+        };
+        // Where Refit decides: within the second in which times are kept.
+        let world = up();
+        let since = world.now();
+        world.upgrade_by_tasks(MINOR).await.unwrap();
+        let is_updated = |world: &World| world.is_updated(MINOR);
+        world.until("it has the version", Duration::from_hours(2), is_updated).await.unwrap();
+        let mut all = updates(&world, since);
+        all.retain(|(machine, ..)| is_plane(&world, machine));
+        assert_eq!(all.len(), 3);
+        assert!(lost(&all).iter().all(|seconds| (0..=1).contains(seconds)), "{:?}", lost(&all));
+        // Where Cluster API asks: as soon as it asks again, which follows the predicted end.
+        let world = up();
+        upgraded(&world, MINOR).await;
+        world.pass(Duration::from_mins(1)).await;
+        let (_, all, _) = upgraded(&world, "v1.36.0").await;
+        let (planes, workers): (Vec<Update>, Vec<Update>) =
+            all.into_iter().partition(|(machine, ..)| is_plane(&world, machine));
+        for of_group in [planes, workers] {
+            let lost = lost(&of_group);
+            assert_eq!(lost.len(), 2);
+            assert!(lost.iter().all(|seconds| (0..=2).contains(seconds)), "{lost:?}");
+        }
+    });
+}
