@@ -251,6 +251,7 @@ mod tests {
 
     #[test]
     fn one_machine_follows_the_other_after_the_surge() {
+        use Act::{Create, Delete, Update};
         struct Hundred;
         impl Durations for Hundred {
             fn update(&mut self, _machine: &str, asked: i64) -> Span {
@@ -264,7 +265,6 @@ mod tests {
         let times = outcome.events.iter().map(|event| {
             (event.machine.as_deref().unwrap_or("new"), event.act, event.asked, event.span.end)
         });
-        use Act::{Create, Delete, Update};
         assert_eq!(
             times.collect::<Vec<_>>(),
             [

@@ -63,7 +63,7 @@ mod tests {
         let failed: Vec<(&str, Option<&str>)> = failed
             .filter_map(|case| match &case.status {
                 TestCaseStatus::NonSuccess { ty, .. } => {
-                    Some((case.name.as_str(), ty.as_ref().map(|reason| reason.as_str())))
+                    Some((case.name.as_str(), ty.as_ref().map(quick_junit::XmlString::as_str)))
                 }
                 TestCaseStatus::Success { .. } | TestCaseStatus::Skipped { .. } => None,
             })

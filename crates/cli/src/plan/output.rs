@@ -96,8 +96,8 @@ fn yaml(plan: &Prediction) -> anyhow::Result<String> {
 /// The code of the first thing to fail on that is so.
 fn exit_code(fail_on: &[FailOn], plan: &Prediction) -> ExitCode {
     let order = [FailOn::Replace, FailOn::Uncovered, FailOn::Blocked];
-    let asked = order.into_iter().filter(|one| fail_on.contains(one));
-    let code = asked.filter_map(|one| one.code(plan)).next();
+    let mut asked = order.into_iter().filter(|one| fail_on.contains(one));
+    let code = asked.find_map(|one| one.code(plan));
     code.map_or(ExitCode::SUCCESS, ExitCode::from)
 }
 

@@ -181,7 +181,6 @@ struct Run<'a, D> {
     durations: &'a mut D,
     decisions: Decisions,
     created: i64,
-    waits: bool,
     asked: bool,
     /// Seconds since the begin.
     clock: i64,
@@ -217,7 +216,6 @@ impl Workers {
             durations,
             decisions: Decisions::new(),
             created: 0,
-            waits: false,
             asked: false,
             clock: 0,
             due: BinaryHeap::new(),
@@ -277,10 +275,10 @@ impl<D: Durations> Run<'_, D> {
     fn step(&mut self) -> Option<End> {
         let before = self.sets.clone();
         self.changed = false;
-        self.intent();
-        if self.waits {
+        let Some(intent) = self.intent() else {
             return Some(End::Waits);
-        }
+        };
+        self.write(intent);
         for index in 0..self.sets.len() {
             self.reconcile(index);
         }
@@ -321,9 +319,7 @@ impl<D: Durations> Run<'_, D> {
         true
     }
 
-    fn intent(&mut self) {
-        let intent = self.ask_and_intend();
-        let Some(RolloutIntent { create, machine_sets, .. }) = intent else { return };
+    fn write(&mut self, RolloutIntent { create, machine_sets, .. }: RolloutIntent) {
         for set in &mut self.sets {
             if let Some(planned) = machine_sets.get(&set.name) {
                 set.spec_replicas = planned.replicas;
@@ -343,7 +339,7 @@ impl<D: Durations> Run<'_, D> {
     }
 
     /// The planner's intent with all responses; `None` if one of them is to wait.
-    fn ask_and_intend(&mut self) -> Option<RolloutIntent> {
+    fn intent(&mut self) -> Option<RolloutIntent> {
         // The planner asks of machines only whether one is being updated.
         let machines: Vec<Machine> = self.busy_machines(|_| true);
         loop {
@@ -360,14 +356,13 @@ impl<D: Durations> Run<'_, D> {
                 return Some(intent);
             }
             self.asked = true;
-            for pair in &intent.pairs_to_ask {
+            for pair in intent.pairs_to_ask {
                 let answer = self.answers.get(&pair.0);
-                self.waits |= answer == Some(&Answer::Wait);
+                if answer == Some(&Answer::Wait) {
+                    return None;
+                }
                 let yes = answer == Some(&Answer::InPlace);
-                self.decisions.insert(pair.clone(), yes);
-            }
-            if self.waits {
-                return None;
+                self.decisions.insert(pair, yes);
             }
         }
     }

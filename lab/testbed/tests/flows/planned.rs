@@ -115,7 +115,7 @@ impl Planned {
         let first = done.iter().map(|update| update.begun).min();
         let last = done.iter().map(|update| update.ended).max();
         let took = first.zip(last).map(|(first, last)| last.duration_since(first).as_secs());
-        tracing::info!(group, predicted = %self.group(group)?["seconds"], ?took, ?lost, "seconds");
+        tracing::info!(target: "lab_testbed", group, predicted = %self.group(group)?["seconds"], ?took, ?lost, "seconds");
         Ok(())
     }
 }

@@ -97,22 +97,23 @@ fn curve(
         let share = ratio(value - low, high - low);
         HEIGHT - share * HEIGHT
     };
-    let mut line = String::new();
     let mut last = y(low);
+    let mut corners = vec![format!("0,{HEIGHT}")];
     for (seconds, value) in points {
         let x = axis.share(*seconds) * WIDTH;
         let next = y(*value);
-        line.push_str(&format!("{x:.1},{last:.1} {x:.1},{next:.1} "));
+        corners.extend([format!("{x:.1},{last:.1}"), format!("{x:.1},{next:.1}")]);
         last = next;
     }
-    line.push_str(&format!("{WIDTH},{last:.1} {WIDTH},{HEIGHT}"));
+    corners.extend([format!("{WIDTH},{last:.1}"), format!("{WIDTH},{HEIGHT}")]);
+    let corners = corners.join(" ");
     html! {
         figure {
             figcaption { (name) }
             div.curve {
                 span.scale { span { (high) } span { (low) } }
                 svg viewBox={ "0 0 " (WIDTH) " " (HEIGHT) } preserveAspectRatio="none" role="img" aria-label=(name) {
-                    polygon points={ "0," (HEIGHT) " " (line) } {}
+                    polygon points=(corners) {}
                 }
                 span {} (axis.ticks())
             }

@@ -39,7 +39,7 @@ fn a_date_that_has_passed_replaces_older_machines() {
         for (of_workers, owner) in [(true, WORKERS), (false, PLANE)] {
             let world = up();
             let spec = json!({"rollout": {"after": world.now()}});
-            world.pass(Duration::from_secs(60)).await;
+            world.pass(Duration::from_mins(1)).await;
             let change = if of_workers { workers(&spec) } else { plane(&spec) };
             let group = only(comes_true(&world, &[change]).await);
             assert_eq!(group.machines.deleted, 3, "{owner}");
