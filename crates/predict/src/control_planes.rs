@@ -62,7 +62,7 @@ pub(super) fn predict(input: &Input, group: &GroupRef) -> Option<GroupPrediction
     view.look_for_topology();
     let available = count(members.iter().filter(|member| is_up(member)).count());
     if only_machine::of_control_plane(&mut view, &members) {
-        let mut pacer = view.pacer(1);
+        let mut pacer = view.pacer(&machines, 1);
         let events = only_machine::events(&view, &members, &mut pacer);
         view.add_timeline(pacer, events, available);
         return Some(in_place(view, &machines));
@@ -79,7 +79,7 @@ pub(super) fn predict(input: &Input, group: &GroupRef) -> Option<GroupPrediction
     let cluster = view.cluster.unwrap_or(&Value::Null);
     let mut control_plane = ControlPlane::of(wanted, cluster, left.map(state).collect());
     control_plane.in_place_updates = in_place_updates;
-    let mut pacer = view.pacer(1);
+    let mut pacer = view.pacer(&machines, 1);
     let mut outcome = plane::run(control_plane, &answers, &mut pacer, input.now);
     view.plan.machines.in_place = count(outcome.in_place.len());
     view.plan.machines.new = outcome.created;

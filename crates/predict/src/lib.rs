@@ -20,6 +20,7 @@ mod claimable;
 pub mod contract;
 mod control_planes;
 pub mod doctor;
+mod host_settings;
 pub mod input;
 pub mod managers;
 pub mod objects;

@@ -54,6 +54,9 @@ pub struct PathLine {
     /// The updater that makes the change; absent if no updater covers it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub updater: Option<String>,
+    /// Whether that updater leaves the machine as it is, as if it had the change.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub left: bool,
     /// `Kind/name` of every object with this difference.
     pub objects: Vec<String>,
 }

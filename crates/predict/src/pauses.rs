@@ -29,7 +29,9 @@ impl View<'_> {
             format!("{} {}", self.group.kind, self.group.name)
         };
         let pacing = of_owner.with(&pacing);
-        let mut refusals: Vec<(String, Refusal)> = Vec::new();
+        let unsettled = self.unsettled.take();
+        let mut refusals: Vec<(String, Refusal)> =
+            unsettled.into_iter().map(|refusal| (self.title(), refusal)).collect();
         if pacing.paused {
             refusals.push((self.title(), Refusal::Paused { object }));
         }

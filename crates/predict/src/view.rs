@@ -8,12 +8,14 @@ use refit_core::{
     change::{
         Coverage, Level, Policy, PolicyDefaults, Question, Verdict, can_update,
         can_update::{ConfigurationKnown, Host, HostReport, Judgement, Known, unfinished},
+        cover::Claimed,
         machine_kind,
         not_ready::Unfinished,
         policy,
     },
     group::{Member, Pace, UNDISTURBED_AT_ONCE, owner_argument},
     node::{Weight, awaits_request, newest_upgrade},
+    report::Refusal,
 };
 use refit_kinds::{
     json::{annotations, controller, is_deleting, label, name, namespace, text},
@@ -51,13 +53,16 @@ pub(super) struct View<'a> {
     pub(super) policy: Policy,
     pub(super) reached: Result<(), Unreached>,
     pub(super) plan: GroupPrediction,
+    /// Why no HostSettings can be chosen: machines that are updated in place would wait for it.
+    pub(super) unsettled: Option<Refusal>,
     lines: Vec<(Key, PathLine)>,
 }
 
 /// How a change disturbs each machine: what disturbs most counts. What is left as it is disturbs nothing.
 fn disruption(coverage: &Coverage) -> Option<Disruption> {
-    let made = coverage.claimed.iter().filter(|claimed| !claimed.is_left);
-    made.map(|claimed| claimed.disruption).max()
+    let disturbs =
+        |claimed: &Claimed| if claimed.is_left { Disruption::None } else { claimed.disruption };
+    coverage.claimed.iter().map(disturbs).max()
 }
 
 /// Identifies equal path lines of several machines.
@@ -129,6 +134,7 @@ impl<'a> View<'a> {
                 timeline: None,
                 questions: Vec::new(),
             },
+            unsettled: None,
             lines: Vec::new(),
         })
     }
@@ -231,17 +237,19 @@ impl<'a> View<'a> {
     }
 
     fn add_lines(&mut self, coverage: &Coverage) {
+        let claimed = coverage.claimed.iter();
         let claimed =
-            coverage.claimed.iter().map(|one| (&one.difference, Some(&one.updater), one.line()));
-        let uncovered = coverage.uncovered.iter().map(|d| (d, None, d.to_string()));
-        for (difference, updater, text) in uncovered.chain(claimed) {
+            claimed.map(|one| (&one.difference, Some(&one.updater), one.is_left, one.line()));
+        let uncovered = coverage.uncovered.iter().map(|d| (d, None, false, d.to_string()));
+        for (difference, updater, left, text) in uncovered.chain(claimed) {
             let key = (difference.kind.clone(), difference.shown(), updater.cloned());
             let object = format!("{}/{}", difference.kind, difference.name);
             if let Some((_, line)) = self.lines.iter_mut().find(|(known, _)| *known == key) {
                 line.objects.push(object);
                 continue;
             }
-            let line = PathLine { line: text, updater: updater.cloned(), objects: vec![object] };
+            let updater = updater.cloned();
+            let line = PathLine { line: text, updater, left, objects: vec![object] };
             self.lines.push((key, line));
         }
     }
@@ -271,7 +279,7 @@ impl<'a> View<'a> {
     }
 
     /// Facts about the hosts; `None` if the prediction does not use them.
-    fn hosts(&self) -> Option<&'a Read<Hosts>> {
+    pub(super) fn hosts(&self) -> Option<&'a Read<Hosts>> {
         if self.imagined().is_some() {
             return None;
         }
@@ -431,16 +439,20 @@ impl<'a> View<'a> {
         UpdateGroup::deserialize(found).ok().filter(|_| !is_deleting(found))
     }
 
-    /// Gives machines their turns, so many at a time.
-    pub(super) fn pacer(&self, at_once: i64) -> Pacer {
+    /// Whether machines get another version. Without a change that is known, an update is one of the version.
+    pub(super) fn changes_version(&self) -> bool {
+        self.plan.from != self.plan.to || self.plan.disruption.is_none()
+    }
+
+    /// Gives these machines their turns, so many at a time.
+    pub(super) fn pacer(&mut self, machines: &[&Value], at_once: i64) -> Pacer {
+        let steps = self.upgrade_steps(machines);
         let group = self.update_group();
         let (pacing, status) =
             group.map(|group| (group.spec.pacing, group.status)).unwrap_or_default();
         let past = status.unwrap_or_default().durations;
-        let changes_version = self.plan.from != self.plan.to || self.plan.disruption.is_none();
-        let version = self.plan.to.version().filter(|_| changes_version);
         let disruption = self.plan.disruption.unwrap_or(Disruption::Drain);
-        let takes = Takes::of(self.role(), version, disruption, &past);
+        let takes = Takes::of(self.role(), steps.as_deref(), disruption, &past);
         let at_once = match disruption {
             Disruption::None => UNDISTURBED_AT_ONCE,
             Disruption::Restart | Disruption::Drain | Disruption::Reboot => {

@@ -103,7 +103,8 @@ pub(super) fn predict(
     let at_once = strategy.fenceposts(replicas).unavailable;
     let tolerated = usize::try_from(at_once.max(1)).unwrap_or(1);
     let answers = answers(&mut view, &sets, &machines, &old, control_plane, asked, tolerated);
-    let mut pacer = view.pacer(at_once);
+    let known: Vec<&Value> = machines.iter().map(AsRef::as_ref).collect();
+    let mut pacer = view.pacer(&known, at_once);
     let available = machines.iter().filter(|machine| is_available(machine)).count();
     let available = view.imagined().unwrap_or(count(available));
     let mut outcome = Workers {
@@ -138,11 +139,10 @@ pub(super) fn predict(
         only_machine::of_workers(&mut view, name(machine));
     }
     if view.plan.machines.in_place > 0 {
-        let machines: Vec<&Value> = machines.iter().map(AsRef::as_ref).collect();
-        view.look_for_unfinished(&machines);
-        view.look_for_refusals(&machines);
+        view.look_for_unfinished(&known);
+        view.look_for_refusals(&known);
         view.look_for_windows();
-        view.look_for_pauses(&machines);
+        view.look_for_pauses(&known);
     }
     view.add_timeline(pacer, std::mem::take(&mut outcome.events), available);
     Some(view.conclude(waits_for_a_user))

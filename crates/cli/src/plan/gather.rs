@@ -12,7 +12,7 @@ use refit_core::change::OnUncovered;
 use refit_kinds::{
     json::{kind, name, namespace, text},
     keys,
-    refit::{NodeDisruptionPolicy, NodeUpdate, Owner, UpdateGroup, Updater},
+    refit::{HostSettings, NodeDisruptionPolicy, NodeUpdate, Owner, UpdateGroup, Updater},
     version::KubernetesVersion,
 };
 use refit_predict::{GroupRef, Hosts, Input, Objects, Providers, Read, objects::apply};
@@ -312,18 +312,17 @@ async fn members(
             Found::Absent | Found::Forbidden => {}
         }
     }
-    match reader.list::<NodeDisruptionPolicy>("").await? {
-        Found::Read(objects) => current.extend(objects),
-        Found::Absent => {}
-        Found::Forbidden => {
-            reader.unread.insert("NodeDisruptionPolicy".to_owned());
-        }
-    }
-    match reader.cluster_scoped::<Updater>().await? {
-        Found::Read(objects) => current.extend(objects),
-        Found::Absent => {}
-        Found::Forbidden => {
-            reader.unread.insert("Updater".to_owned());
+    for (kind, found) in [
+        ("NodeDisruptionPolicy", reader.list::<NodeDisruptionPolicy>("").await?),
+        ("HostSettings", reader.list::<HostSettings>("").await?),
+        ("Updater", reader.cluster_scoped::<Updater>().await?),
+    ] {
+        match found {
+            Found::Read(objects) => current.extend(objects),
+            Found::Absent => {}
+            Found::Forbidden => {
+                reader.unread.insert(kind.to_owned());
+            }
         }
     }
     Ok(())

@@ -126,6 +126,7 @@ mod tests {
         both.groups[1].paths = vec![refit_predict::PathLine {
             line: "spec.a: 1 -> 2".to_owned(),
             updater: None,
+            left: false,
             objects: Vec::new(),
         }];
         assert_eq!(code(&[Blocked, Uncovered], &both), ExitCode::from(5));

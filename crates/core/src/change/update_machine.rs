@@ -18,6 +18,8 @@ pub const RETRY_MIN_SECONDS: i32 = 1;
 pub const RETRY_MAX_SECONDS: i32 = 15;
 /// Interval between two calls if there is no prediction yet.
 const RETRY_UNKNOWN_SECONDS: i32 = 5;
+/// How long the last phases of an update usually take at most, in seconds.
+const LAST_PHASES_SECONDS: i64 = 60;
 
 /// The response to UpdateMachine. It is always a Success: for a Failure, Cluster API hides the
 /// message (`docs/facts/machine.md#in-place-update`).
@@ -151,18 +153,25 @@ fn progress(update: &NodeUpdate) -> String {
 ///
 /// The prediction changes only with a step, so the time since the last step change is subtracted.
 /// It may come from another machine's clock: a wrong clock costs at most the longest interval.
+///
+/// Without a prediction, the end is near while the last phases are as short as they usually are.
 fn seconds_to_next_call(status: &NodeUpdateStatus, now: Timestamp) -> Option<i32> {
-    let rest = status.progress.as_ref()?.remaining_seconds?.max(0);
+    let moved = |step: &StepStatus| Some(step.finished_at.as_ref().or(step.started_at.as_ref())?.0);
+    let since = status.steps.iter().filter_map(moved).filter(|time| *time <= now).max();
+    let gone = since.map(|since| now.duration_since(since).as_secs());
+    let Some(rest) = status.progress.as_ref().and_then(|progress| progress.remaining_seconds)
+    else {
+        let is_last = matches!(status.phase, Phase::Verifying | Phase::Uncordoning);
+        let is_near = is_last && gone.is_some_and(|gone| gone < LAST_PHASES_SECONDS);
+        return is_near.then_some(RETRY_MIN_SECONDS);
+    };
     // Waiting for a slot or for pods does not bring the end closer.
     let on_its_way = matches!(
         status.phase,
         Phase::Upgrading | Phase::Disrupting | Phase::Verifying | Phase::Uncordoning
     );
-    let moved = |step: &StepStatus| Some(step.finished_at.as_ref().or(step.started_at.as_ref())?.0);
-    let times = status.steps.iter().filter_map(moved);
-    let since = times.filter(|time| on_its_way && *time <= now).max();
-    let gone = since.map_or(0, |since| now.duration_since(since).as_secs());
-    let left = i64::from(rest) - gone;
+    let gone = gone.filter(|_| on_its_way).unwrap_or_default();
+    let left = i64::from(rest.max(0)) - gone;
     Some(i32::try_from(left.unsigned_abs().div_ceil(2)).unwrap_or(i32::MAX))
 }
 

@@ -161,6 +161,22 @@ fn the_next_call_comes_after_half_of_the_remaining_time() {
 }
 
 #[test]
+fn without_a_prediction_the_next_call_follows_at_once_where_the_end_is_near() {
+    for (phase, ago, seconds) in [
+        (Phase::Disrupting, 3, 5),
+        (Phase::Verifying, 3, 1),
+        (Phase::Uncordoning, 59, 1),
+        (Phase::Verifying, 60, 5),
+    ] {
+        let mut update = update(1, "v1.35.0", phase);
+        let status = update.status.as_mut().unwrap();
+        let begun = Some(Time(now() - SignedDuration::from_secs(ago)));
+        status.steps = vec![StepStatus { started_at: begun, ..StepStatus::default() }];
+        assert_eq!(running(&update).retry_after_seconds, seconds, "{phase:?} {ago}");
+    }
+}
+
+#[test]
 fn a_late_update_is_polled_less_and_less_often() {
     let second = |second: i64| Some(Time(now() - SignedDuration::from_secs(second)));
     let begun = |ago| StepStatus { started_at: second(ago), ..StepStatus::default() };

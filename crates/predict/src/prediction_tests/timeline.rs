@@ -1,6 +1,8 @@
 //! When machines have their turns, and how many are available meanwhile.
 
 use super::*;
+use refit_kinds::refit::Disruption;
+
 use crate::timeline::{Action, Timeline};
 
 fn timeline(group: &GroupPrediction) -> &Timeline {
@@ -100,6 +102,32 @@ fn people_who_hold_a_group_or_a_machine_block_its_plan() {
     let (blocked, notes) = of(json!({"pauseAfter": 1}), &[], &[]);
     assert_eq!(blocked, "");
     assert!(notes.contains("refit approve machinedeployment/md"), "{notes}");
+}
+
+#[test]
+fn settings_of_hosts_add_what_they_disturb() {
+    let of = |settings: &[Value]| {
+        let mut input = upgrade(&[deployment(1, 0, 1)]);
+        for (index, settings) in settings.iter().enumerate() {
+            input.desired.insert(json!({"kind": "HostSettings",
+                "metadata": {"name": format!("s-{index}"), "namespace": "default"},
+                "spec": {"appliesTo": {"all": {}}, "settings": settings}}));
+        }
+        predict(&input).groups.remove(0)
+    };
+    let image =
+        json!({"osImage": {"name": "edge-42", "url": "https://a/b.raw", "sha384": "0".repeat(96)}});
+    let security = json!({"osPackages": {"security": true}});
+    let plain = of(&[]);
+    assert_eq!(plain.disruption, Some(Disruption::Drain));
+    let booted = of(std::slice::from_ref(&image));
+    assert_eq!(booted.disruption, Some(Disruption::Reboot), "{booted:#?}");
+    assert!(booted.seconds > plain.seconds);
+    let maybe = of(std::slice::from_ref(&security));
+    assert!(maybe.notes.iter().any(|note| note.contains("boot if")), "{:?}", maybe.notes);
+    let both = of(&[image, security]);
+    assert_eq!(both.blocked_by[0].reason, "HostSettingsConflict");
+    assert_eq!(both.outcome, PredictedOutcome::Blocked);
 }
 
 #[test]

@@ -3,12 +3,9 @@
 use jiff::SignedDuration;
 use refit_core::{
     group::{expected_rest, median_seconds},
-    node::{STEP_CORDON, STEP_DRAIN, STEP_NODE_READY, STEP_UNCORDON, plan_steps, step_names},
+    node::{STEP_CORDON, STEP_DRAIN, STEP_NODE_READY, STEP_UNCORDON, step_names},
 };
-use refit_kinds::{
-    refit::{Disruption, Gate, Role, StepDurations, StepType},
-    version::KubernetesVersion,
-};
+use refit_kinds::refit::{Disruption, Gate, PlannedStep, Role, StepDurations, StepType};
 use serde::Serialize;
 
 /// How long a new machine is assumed to take until it is available, in seconds.
@@ -56,14 +53,14 @@ struct Steps {
 }
 
 impl Takes {
-    /// How long the machines of a role take to get to a version, or to get only other changes that disturb them so much.
+    /// How long the machines of a role take for the steps of an upgrade, or for other changes that disturb them so much.
     pub(crate) fn of(
         role: Role,
-        version: Option<&KubernetesVersion>,
+        upgrade: Option<&[PlannedStep]>,
         disruption: Disruption,
         past: &[StepDurations],
     ) -> Self {
-        let steps = Steps::of(role, version, disruption);
+        let steps = Steps::of(role, upgrade, disruption);
         let all = steps.prepare.iter().chain(&steps.rest);
         let known = all.clone().filter(|step| median_seconds(past, step).is_some()).count();
         let source = match known {
@@ -88,16 +85,17 @@ impl Takes {
 }
 
 impl Steps {
-    fn of(role: Role, version: Option<&KubernetesVersion>, disruption: Disruption) -> Self {
-        let Some(version) = version else { return Self::of_other_changes(disruption) };
-        let planned = plan_steps(role, version);
+    fn of(role: Role, upgrade: Option<&[PlannedStep]>, disruption: Disruption) -> Self {
+        let Some(planned) = upgrade else { return Self::of_other_changes(disruption) };
         let is_prepared = |name: &str| {
             // A control plane machine has its turn before its host prepares.
             let early = planned.iter().filter(|step| step.gate <= Gate::Stage);
             role == Role::Worker && early.clone().any(|step| step.id == name)
         };
-        let boot = (disruption == Disruption::Reboot).then_some(StepType::Reboot.id());
-        let names = step_names(&planned).into_iter().chain(boot);
+        let boots = planned.iter().any(|step| step.id == StepType::Reboot.id());
+        let boot = StepType::Reboot.id();
+        let boot = (disruption == Disruption::Reboot && !boots).then_some(boot);
+        let names = step_names(planned).into_iter().chain(boot);
         let (prepare, rest) = names.map(str::to_owned).partition(|name: &String| is_prepared(name));
         Self { prepare, rest }
     }
@@ -140,10 +138,12 @@ fn seconds(past: &[StepDurations], step: &str) -> i64 {
 
 #[cfg(test)]
 mod tests {
+    use refit_core::node::plan_steps;
+
     use super::*;
 
-    fn to() -> KubernetesVersion {
-        "v1.35.0".parse().unwrap()
+    fn steps(role: Role) -> Vec<PlannedStep> {
+        plan_steps(role, &"v1.35.0".parse().unwrap())
     }
 
     fn past(steps: &[&str], seconds: i32) -> Vec<StepDurations> {
@@ -153,16 +153,15 @@ mod tests {
 
     #[test]
     fn times_are_assumed_until_past_updates_show_them() {
-        let version = to();
+        let planned = steps(Role::Worker);
         let of = |past: &[StepDurations]| {
-            Takes::of(Role::Worker, Some(&version), Disruption::Drain, past)
+            Takes::of(Role::Worker, Some(&planned), Disruption::Drain, past)
         };
         let assumed = of(&[]);
         assert_eq!(assumed.source, Source::Assumed);
         assert_eq!(assumed.at_most, None);
         assert!(assumed.prepare_seconds > 0 && assumed.update_seconds > 0, "{assumed:?}");
         assert_eq!(of(&past(&[STEP_DRAIN], 7)).source, Source::Mixed);
-        let planned = plan_steps(Role::Worker, &version);
         let names = step_names(&planned);
         let known = of(&past(&names, 7));
         assert_eq!(known.source, Source::History);
@@ -172,7 +171,7 @@ mod tests {
 
     #[test]
     fn a_control_plane_machine_prepares_in_its_turn() {
-        let of = |role| Takes::of(role, Some(&to()), Disruption::Drain, &[]);
+        let of = |role| Takes::of(role, Some(&steps(role)), Disruption::Drain, &[]);
         assert_eq!(of(Role::ControlPlane).prepare_seconds, 0);
         assert!(of(Role::ControlPlane).update_seconds > of(Role::Worker).update_seconds);
     }
@@ -182,8 +181,9 @@ mod tests {
         let of = |disruption| Takes::of(Role::Worker, None, disruption, &[]).seconds();
         let all = [Disruption::None, Disruption::Restart, Disruption::Drain, Disruption::Reboot];
         assert!(all.map(of).is_sorted());
-        let with_boot = Takes::of(Role::Worker, Some(&to()), Disruption::Reboot, &[]);
-        let without = Takes::of(Role::Worker, Some(&to()), Disruption::Drain, &[]);
+        let planned = steps(Role::Worker);
+        let with_boot = Takes::of(Role::Worker, Some(&planned), Disruption::Reboot, &[]);
+        let without = Takes::of(Role::Worker, Some(&planned), Disruption::Drain, &[]);
         assert_eq!(with_boot.seconds() - without.seconds(), 180);
     }
 }

@@ -52,24 +52,20 @@ pub(super) fn bars(rows: &[Row]) -> Markup {
     }
 }
 
+/// How many points a curve of progress has.
+const POINTS: i64 = 200;
+
 /// How many machines are done at each time.
 pub(super) fn progress(timeline: &Timeline) -> Markup {
-    let mut ends: Vec<i64> = timeline
-        .turns
-        .iter()
-        .filter(|turn| turn.action != Action::Delete)
-        .map(|turn| turn.end_seconds)
-        .collect();
+    let turns = timeline.turns.iter().filter(|turn| turn.action != Action::Delete);
+    let mut ends: Vec<i64> = turns.map(|turn| turn.end_seconds).collect();
     ends.sort_unstable();
-    let total = ends.len();
-    let mut points = vec![(timeline.start(), 0)];
-    points.extend(ends.into_iter().zip(1..));
-    curve(
-        "machines that are done",
-        timeline,
-        &points,
-        (0, i64::try_from(total).unwrap_or(i64::MAX)),
-    )
+    let count = |number: usize| i64::try_from(number).unwrap_or(i64::MAX);
+    let length = timeline.end() - timeline.start();
+    let times = (0..=POINTS).map(|point| timeline.start() + length * point / POINTS);
+    let points: Vec<(i64, i64)> =
+        times.map(|time| (time, count(ends.partition_point(|end| *end <= time)))).collect();
+    curve("machines that are done", timeline, &points, (0, count(ends.len())))
 }
 
 /// How many machines are available at each time.

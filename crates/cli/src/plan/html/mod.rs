@@ -139,7 +139,10 @@ fn paths(group: &GroupPrediction) -> Markup {
                 thead { tr { th { "Path" } th { "Updater" } th { "Objects" } } }
                 tbody { @for path in &group.paths { tr {
                     td { code { (path.line) } }
-                    td { @match &path.updater { Some(updater) => (updater), None => span.badge.bad { "none" } } }
+                    td { @match &path.updater {
+                        Some(updater) => { (updater) @if path.left { " (left as it is)" } }
+                        None => span.badge.bad { "none" }
+                    } }
                     td { (path.objects.len()) }
                 } } }
             } }
