@@ -1,9 +1,6 @@
 //! One group as a prediction sees it: its owner before and after the change, and related facts.
 
-use refit_cluster_api::{
-    kinds::annotations_show_update,
-    rollout::simulate::{Answer, Event},
-};
+use refit_cluster_api::{kinds::annotations_show_update, rollout::simulate::Answer};
 use refit_core::{
     change::{
         Coverage, Level, Policy, PolicyDefaults, Question, Verdict, can_update,
@@ -13,16 +10,14 @@ use refit_core::{
         not_ready::Unfinished,
         policy,
     },
-    group::{Member, Pace, UNDISTURBED_AT_ONCE, owner_argument},
+    group::Member,
     node::{Weight, awaits_request, newest_upgrade},
     report::Refusal,
 };
 use refit_kinds::{
     json::{annotations, controller, is_deleting, label, name, namespace, text},
     keys,
-    refit::{
-        Disruption, GroupOwner, NodeUpdate, Owner, Phase, Role, UpdateGroup, update_group_name,
-    },
+    refit::{Disruption, NodeUpdate, Owner, Phase, Role},
     version::SkewError,
 };
 use serde::Deserialize as _;
@@ -34,7 +29,7 @@ use super::{
     preflight::refused,
     reach::{GroupRef, Reach, Read, notes, reach},
     sides::Sides,
-    timeline::{Pacer, Takes, Timeline, order::is_of_topology},
+    timeline::order::is_of_topology,
     unreached::Unreached,
 };
 
@@ -430,54 +425,6 @@ impl<'a> View<'a> {
         } else {
             Role::Worker
         }
-    }
-
-    /// The UpdateGroup of the group, unless it does not exist or is being deleted.
-    pub(super) fn update_group(&self) -> Option<UpdateGroup> {
-        let name = update_group_name(&self.group.kind, &self.group.name);
-        let found = self.input.current.get("UpdateGroup", &self.group.namespace, &name)?;
-        UpdateGroup::deserialize(found).ok().filter(|_| !is_deleting(found))
-    }
-
-    /// Whether machines get another version. Without a change that is known, an update is one of the version.
-    pub(super) fn changes_version(&self) -> bool {
-        self.plan.from != self.plan.to || self.plan.disruption.is_none()
-    }
-
-    /// Gives these machines their turns, so many at a time.
-    pub(super) fn pacer(&mut self, machines: &[&Value], at_once: i64) -> Pacer {
-        let steps = self.upgrade_steps(machines);
-        let group = self.update_group();
-        let (pacing, status) =
-            group.map(|group| (group.spec.pacing, group.status)).unwrap_or_default();
-        let past = status.unwrap_or_default().durations;
-        let disruption = self.plan.disruption.unwrap_or(Disruption::Drain);
-        let takes = Takes::of(self.role(), steps.as_deref(), disruption, &past);
-        let at_once = match disruption {
-            Disruption::None => UNDISTURBED_AT_ONCE,
-            Disruption::Restart | Disruption::Drain | Disruption::Reboot => {
-                let at_once = at_once.min(pacing.max_unavailable.map_or(i64::MAX, i64::from));
-                usize::try_from(at_once).unwrap_or(1)
-            }
-        };
-        let owner = self.owner_argument();
-        Pacer::new(takes, at_once, Pace { pacing, owner, ..Pace::default() }, self.input.now)
-    }
-
-    /// The group's owner, as commands name it.
-    pub(super) fn owner_argument(&self) -> String {
-        owner_argument(&GroupOwner {
-            kind: self.group.kind.clone(),
-            name: self.group.name.clone(),
-            ..GroupOwner::default()
-        })
-    }
-
-    /// Adds what is done to the machines, and when.
-    pub(super) fn add_timeline(&mut self, pacer: Pacer, events: Vec<Event>, available: i64) {
-        self.plan.timeline = Timeline::of(pacer.takes(), events, available);
-        let length = |timeline: &Timeline| timeline.end() - timeline.start();
-        self.plan.seconds = self.plan.timeline.as_ref().map(length);
     }
 
     /// The prediction, with everything that follows from the findings.

@@ -85,13 +85,7 @@ pub(super) fn predict(
         template: template(view.wanted),
         rollout_after: time(view.wanted, "/spec/rollout/after"),
     };
-    let mut rollout_sets: Vec<MachineSet> =
-        sets.iter().map(|set| set_state(set, &machines)).collect();
-    let mut rollout_machines: Vec<rollout::Machine> =
-        machines.iter().map(|machine| rollout::Machine::of(machine)).collect();
-    if let Some(count) = view.imagined() {
-        multiply(&mut rollout_sets, &mut rollout_machines, count);
-    }
+    let (rollout_sets, rollout_machines) = states(&view, &sets, &machines);
     let found = find_new_and_old(&deployment, &rollout_sets, input.now);
     let old: BTreeSet<String> = found
         .old
@@ -105,17 +99,14 @@ pub(super) fn predict(
     let answers = answers(&mut view, &sets, &machines, &old, control_plane, asked, tolerated);
     let known: Vec<&Value> = machines.iter().map(AsRef::as_ref).collect();
     let mut pacer = view.pacer(&known, at_once);
-    let available = machines.iter().filter(|machine| is_available(machine)).count();
-    let available = view.imagined().unwrap_or(count(available));
+    let down = machines.iter().filter(|machine| !is_available(machine));
+    let unavailable: BTreeSet<String> = down.map(|machine| name(machine).to_owned()).collect();
+    let available = count(rollout_machines.len().saturating_sub(unavailable.len()));
     let mut outcome = Workers {
         deployment,
         sets: rollout_sets,
         machines: rollout_machines,
-        unavailable: machines
-            .iter()
-            .filter(|machine| !is_available(machine))
-            .map(|machine| name(machine).to_owned())
-            .collect(),
+        unavailable,
         answers,
         in_place_updates,
         order: DeletionOrder::from_spec(text(view.wanted, "/spec/deletion/order")),
@@ -146,6 +137,22 @@ pub(super) fn predict(
     }
     view.add_timeline(pacer, std::mem::take(&mut outcome.events), available);
     Some(view.conclude(waits_for_a_user))
+}
+
+/// MachineSets and Machines as the simulation begins with them.
+fn states(
+    view: &View<'_>,
+    sets: &[std::borrow::Cow<'_, Value>],
+    machines: &[std::borrow::Cow<'_, Value>],
+) -> (Vec<MachineSet>, Vec<rollout::Machine>) {
+    let mut states = (
+        sets.iter().map(|set| set_state(set, machines)).collect::<Vec<_>>(),
+        machines.iter().map(|machine| rollout::Machine::of(machine)).collect(),
+    );
+    if let Some(count) = view.imagined() {
+        multiply(&mut states.0, &mut states.1, count);
+    }
+    states
 }
 
 /// MachineSets and Machines of a MachineDeployment; imagined ones if only manifests are given.

@@ -1,5 +1,6 @@
 //! When each machine of a group has its turn, and how many are available meanwhile.
 
+mod of_group;
 pub(super) mod order;
 mod pace;
 mod takes;
