@@ -309,7 +309,11 @@ pub(crate) fn group_changed(ctx: &Context, group: &UpdateGroup) {
         // Workers wait for their control plane.
         let cluster = ObjectKey::new(&key.namespace, &group.spec.cluster_name);
         for workers in ctx.stores.update_groups.listed(&GROUPS_BY_CLUSTER, &cluster) {
-            ctx.queues.groups.add(ObjectKey::of(workers.as_ref()));
+            let workers = ObjectKey::of(workers.as_ref());
+            for update in unfinished_of_group(&ctx.stores, &workers) {
+                ctx.queues.node_updates.add(update);
+            }
+            ctx.queues.groups.add(workers);
         }
     }
     ctx.queues.groups.add(key);

@@ -262,6 +262,8 @@ impl Members {
                 machine: name(machine).to_owned(),
                 node: node.map(NodeName::from),
                 deleting: is_deleting(machine),
+                // It only matters to workers whose goal is known.
+                updating: false,
             }
         });
         Seen {

@@ -10,7 +10,8 @@ use refit_core::{
     node::{
         ConfigurationValues, ControlPlaneMember, Decision, Group, GroupState, Leaving, MachineView,
         NodeView, OtherMachines, Others, Replacer, Seen, Snapshot, StaticPod, Workload, decide,
-        from_bundle, has_brought_version, is_available, member_problem, of_rollouts, speaker,
+        from_bundle, has_brought_version, is_available, member_problem, newest_upgrade,
+        of_rollouts, speaker,
     },
     report::Refusal,
 };
@@ -256,6 +257,15 @@ fn unwatched(stores: &Stores, machine: &Machine) -> Workload {
     }
 }
 
+/// Whether an update of a Machine to a version has begun and has not ended.
+fn is_on_its_way(stores: &Stores, machine: &Machine) -> bool {
+    let updates = node_updates_of_machine(stores, &ObjectKey::of(machine));
+    let uid = MachineUid::of(&machine.metadata);
+    let newest = newest_upgrade(updates.iter().map(AsRef::as_ref), &uid);
+    let phase = newest.filter(|update| update.spec.ends_at_version()).map(NodeUpdate::phase);
+    phase.is_some_and(|phase| !phase.is_final() && !phase.is_undisturbed())
+}
+
 fn seen(ctx: &Context, update: &NodeUpdate, machine: &Machine, cluster: &WorkloadCluster) -> Seen {
     let WorkloadCluster { key, view } = cluster;
     let node_name = update_node_name(update, machine);
@@ -265,6 +275,7 @@ fn seen(ctx: &Context, update: &NodeUpdate, machine: &Machine, cluster: &Workloa
             machine: other.name_any(),
             node: self::node_name(other),
             deleting: other.metadata.deletion_timestamp.is_some(),
+            updating: is_on_its_way(&ctx.stores, other),
         })
         .collect();
     let now = ctx.clock.now();

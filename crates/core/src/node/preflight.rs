@@ -263,8 +263,23 @@ impl<'a> Preflight<'a> {
     }
 
     fn peer_unhealthy(&self) -> Option<Refusal> {
-        let seen = self.seen().filter(|_| self.control_plane)?;
-        health::control_plane_health(seen, self.node).err()
+        let seen = self.seen()?;
+        if self.control_plane {
+            return health::control_plane_health(seen, self.node).err();
+        }
+        self.not_verified(seen)
+    }
+
+    /// A worker follows its control plane to another minor version when the last member has been verified with it: kubelets
+    /// report a version before that.
+    fn not_verified(&self, seen: &Seen) -> Option<Refusal> {
+        let goal = self.goal.filter(|_| self.begun == Begun::No)?;
+        let runs = self.node_view()?.kubelet_version.version()?;
+        let member = seen.control_plane.iter().find(|member| member.updating)?;
+        runs.minor_below(goal).then(|| Refusal::ControlPlaneUnhealthy {
+            member: member.node.as_deref().unwrap_or(&member.machine).to_owned(),
+            why: "its update has not been verified yet".to_owned(),
+        })
     }
 
     /// A machine that holds a slot is down already, and only its update can repair it.

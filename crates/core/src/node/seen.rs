@@ -75,6 +75,8 @@ pub struct ControlPlaneMember {
     pub node: Option<NodeName>,
     /// Whether the Machine is being deleted.
     pub deleting: bool,
+    /// Whether its update to a version has begun and has not ended.
+    pub updating: bool,
 }
 
 /// A Node of a workload cluster.

@@ -77,7 +77,9 @@ pub(super) fn cause_holds(
                     && annotation(&node, keys::CORDONED_BY).is_none(),
             )
         }
-        RefusalReason::ControlPlaneUnhealthy => Some(!is_healthy(world, object)),
+        RefusalReason::ControlPlaneUnhealthy => {
+            Some(!is_healthy(world, object) || is_being_updated(world, object))
+        }
         RefusalReason::SlotBusy => Some(world.update_groups().iter().any(|group| {
             let slots = group["status"]["slots"].as_array();
             slots.into_iter().flatten().any(|slot| slot["machine"] == object)
@@ -446,6 +448,13 @@ pub(super) fn is_off(session: &Session, agent: &Actor) -> bool {
 }
 
 /// Whether the control plane member on a node is Ready, with all of its components, and stays.
+/// Whether an update of the machine of a Node has not ended.
+fn is_being_updated(world: &World, node: &str) -> bool {
+    let updates = world.node_updates();
+    let mut of_node = updates.iter().filter(|update| text(update, "/status/nodeName") == node);
+    of_node.any(|update| !is_final(update))
+}
+
 fn is_healthy(world: &World, node: &str) -> bool {
     let leaves = world.machines().iter().any(|machine| {
         let names = [name(machine), text(machine, "/status/nodeRef/name")];

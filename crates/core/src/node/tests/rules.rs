@@ -183,6 +183,31 @@ fn a_control_plane_member_waits_for_healthy_peers() {
 }
 
 #[test]
+fn a_worker_follows_a_control_plane_when_its_last_member_is_verified() {
+    let mut one = One::worker().staged();
+    one.control_plane = vec![member("cp-1"), member("cp-2")];
+    one.static_pods = vec![api_server("cp-1", GOAL), api_server("cp-2", GOAL)];
+    one.control_plane[1].updating = true;
+    one.settle();
+    assert_eq!((one.phase(), one.slots()), (Phase::Waiting, 0));
+    assert_eq!(one.blocked_by(), ["ControlPlaneUnhealthy"]);
+    // A version that no control plane is too old for needs none of them.
+    let mut patch = One::worker().staged();
+    patch.control_plane = one.control_plane.clone();
+    patch.static_pods = one.static_pods.clone();
+    patch.node_mut().kubelet_version = "v1.35.0-rc.1".into();
+    patch.settle();
+    assert_eq!(patch.slots(), 1);
+    one.control_plane[1].updating = false;
+    one.settle();
+    assert_eq!(one.slots(), 1);
+    // One that has begun goes on.
+    one.control_plane[0].updating = true;
+    one.settle();
+    assert_eq!((one.blocked_by().len(), one.slots()), (0, 1));
+}
+
+#[test]
 fn an_unhealthy_peer_holds_the_kubelet_restart() {
     let mut one = One::control_plane().upgraded();
     one.nodes[1].ready = false;

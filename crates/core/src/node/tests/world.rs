@@ -117,7 +117,12 @@ pub(super) fn api_server(node: &str, version: &str) -> StaticPod {
 }
 
 pub(super) fn member(name: &str) -> ControlPlaneMember {
-    ControlPlaneMember { machine: name.into(), node: Some(name.into()), deleting: false }
+    ControlPlaneMember {
+        machine: name.into(),
+        node: Some(name.into()),
+        deleting: false,
+        updating: false,
+    }
 }
 
 pub(super) fn pod(name: &str) -> PodView {
