@@ -105,22 +105,18 @@ pub(super) async fn apply(
         }
         return Ok(());
     }
-    let changed = if args.servers.is_empty() {
-        false
-    } else {
+    // Even if no file changes: an attempt that was interrupted may have written the files without a restart.
+    let restarts = !args.servers.is_empty();
+    if restarts {
         match others {
             Others::Kept => add(site, plan, step, daemon, args)?,
-            // An attempt that was interrupted may have written the files without a restart.
-            Others::Disabled => {
-                replace::write(site, plan, step, daemon, &args.servers)?;
-                true
-            }
-        }
-    };
+            Others::Disabled => replace::write(site, plan, step, daemon, &args.servers)?,
+        };
+    }
     for service in daemon.services {
         let call = site.call(Program::Systemctl, ["enable", "--now", service]);
         site.run(&call).await?;
-        if changed {
+        if restarts {
             let call = site.call(Program::Systemctl, ["restart", service]);
             site.run(&call).await?;
         }
@@ -314,6 +310,16 @@ mod tests {
             assert!(!site.path(daemon.file).exists());
             assert_eq!(site.read(sign), "# mine\n");
         }
+    }
+
+    #[tokio::test]
+    async fn servers_that_an_interrupted_attempt_wrote_are_loaded_by_the_next_one() {
+        let (_directory, site) = site(DAEMONS[0].sign);
+        let daemon = daemon(&site).unwrap();
+        add(&site, "p", "ntp", daemon, &servers()).unwrap();
+        apply(&site, "p", "ntp", &servers(), Others::Kept).await.unwrap();
+        let log = fs::read_to_string(site.state().join("host.log")).unwrap();
+        assert!(log.contains(&format!("restart {}", daemon.services[0])), "{log}");
     }
 
     #[tokio::test]

@@ -88,7 +88,7 @@ impl ConfigurationPart {
         self.fields.contains(&field)
     }
 
-    /// Adds another part: what two calls about one change have found.
+    /// Adds another part that was found later. Of two sums of one key of a Secret, the later one counts.
     pub fn merge(&mut self, other: Self) {
         let Self {
             files,
@@ -101,6 +101,10 @@ impl ConfigurationPart {
             restarts_kubelet,
         } = other;
         add(&mut self.files, files);
+        let of_same_key = |sum: &SecretSum| {
+            secrets.iter().any(|new| (&new.name, &new.key) == (&sum.name, &sum.key))
+        };
+        self.secrets.retain(|sum| !of_same_key(sum));
         add(&mut self.secrets, secrets);
         add(&mut self.users, users);
         add(&mut self.kubelet_args, kubelet_args);
@@ -129,4 +133,29 @@ fn add<T: Ord>(all: &mut Vec<T>, more: Vec<T>) {
     all.extend(more);
     all.sort();
     all.dedup();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_later_of_two_sums_of_a_key_counts() {
+        let part = |key: &str, digit: &str| ConfigurationPart {
+            secrets: vec![SecretSum {
+                name: "s".into(),
+                key: key.into(),
+                sha256: digit.repeat(64),
+            }],
+            ..ConfigurationPart::default()
+        };
+        for (first, later) in [("a", "b"), ("b", "a")] {
+            let mut merged = part("k", first);
+            merged.merge(part("other", first));
+            merged.merge(part("k", later));
+            let mut both = part("k", later).secrets;
+            both.extend(part("other", first).secrets);
+            assert_eq!(merged.secrets, both);
+        }
+    }
 }

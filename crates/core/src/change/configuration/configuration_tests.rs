@@ -348,14 +348,30 @@ fn a_machine_gets_what_its_own_config_has_of_what_a_rollout_changes() {
         panic!("it gets a file")
     };
     assert_eq!((first.files, first.users.len(), first.fields.len()), (vec!["/etc/a".into()], 0, 0));
-    assert_eq!((first.units.len(), first.restarts_kubelet), (1, true));
     // Units are restarted for what changes only.
+    assert_eq!((first.units.len(), first.restarts_kubelet), (0, false));
     assert_eq!(of(&json!({})), None);
     let Some(HostPart::Configuration(second)) = of(&json!({"ntp": {}, "users": [{"name": "ops"}]}))
     else {
         panic!("it gets a user and time servers")
     };
     assert_eq!((second.users.len(), second.fields), (1, vec![ConfigurationField::Ntp]));
+}
+
+#[test]
+fn a_unit_of_a_file_that_a_config_lacks_is_not_restarted() {
+    let unit = "/etc/systemd/system/exporter.service";
+    let motd = file("/etc/motd", "x");
+    let to = files(&[motd.clone(), file(unit, "[Service]")]);
+    let changed = applied(&json!({}), &to, &ConfigurationRules::default());
+    assert_eq!(changed.part.units.len(), 1);
+    let updater =
+        ConfigurationUpdater { changed: Some(changed), ..ConfigurationUpdater::default() };
+    let units = |spec: &Value| match updater.part(spec).unwrap().host {
+        Some(HostPart::Configuration(part)) => part.units.len(),
+        other => panic!("{other:?}"),
+    };
+    assert_eq!((units(&to), units(&files(&[motd]))), (1, 0));
 }
 
 #[test]

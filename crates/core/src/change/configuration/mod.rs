@@ -44,7 +44,7 @@ impl ConfigurationUpdater {
     /// What it does in an update of a machine whose KubeadmConfig has this spec; `None` if that is nothing.
     pub fn part(&self, spec: &Value) -> Option<UpdatePart> {
         let ChangedConfiguration { part, disruption } = self.changed.clone()?;
-        let part = present_in(spec, part);
+        let part = present_in(spec, part, self.rules.policy.as_ref());
         (!part.is_empty()).then(|| UpdatePart::configuration(part, disruption))
     }
 }

@@ -3,11 +3,13 @@
 use refit_cluster_api::host_configuration::{ConfigFile, ConfigUser, EtcdImage, HostConfiguration};
 use refit_kinds::refit::{
     CommandArgs, ConfigurationField, ConfigurationPart, EtcdArgs, FileArgs, KeyArgs, KubeletArg,
-    KubeletArgs, NtpArgs, PlannedFile, PlannedUser, SecretKey, UnitArgs, hash_json,
+    KubeletArgs, NodeDisruptionPolicySpec, NtpArgs, PlannedFile, PlannedUser, SecretKey, SecretSum,
+    UnitArgs, UnitVerb, hash_json,
 };
 use serde_json::{Value, json};
 
 use super::{files::encoding_of, users::groups_of};
+use crate::node::{Actions, actions_of_file, actions_of_user};
 
 /// What the steps of a host get of a KubeadmConfig; each is `None` if it does not change.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -88,9 +90,16 @@ pub fn hash_of_configuration(spec: &Value) -> String {
 
 /// What of a part the spec of a KubeadmConfig has. If an owner is changed again during a rollout, the names of both changes are
 /// recorded, and Cluster API lets a machine reach the first change before it asks for the second.
-pub(super) fn present_in(spec: &Value, mut part: ConfigurationPart) -> ConfigurationPart {
+///
+/// The units of what is left out are left out too: one that only a dropped file would define cannot be restarted.
+pub(super) fn present_in(
+    spec: &Value,
+    mut part: ConfigurationPart,
+    policy: Option<&NodeDisruptionPolicySpec>,
+) -> ConfigurationPart {
     // What cannot be read is reported when its values are needed.
     let Ok(config) = HostConfiguration::of(spec) else { return part };
+    let before = (part.files.len(), part.users.len());
     part.files.retain(|path| config.files.iter().any(|file| file.path == *path));
     part.users.retain(|name| config.users.iter().any(|user| user.name == *name));
     part.fields.retain(|field| match field {
@@ -99,14 +108,27 @@ pub(super) fn present_in(spec: &Value, mut part: ConfigurationPart) -> Configura
         ConfigurationField::PreKubeadmCommands => !config.pre_kubeadm_commands.is_empty(),
         ConfigurationField::PostKubeadmCommands => !config.post_kubeadm_commands.is_empty(),
     });
-    let alone = ConfigurationPart {
-        secrets: Vec::new(),
-        units: Vec::new(),
-        restarts_kubelet: false,
-        ..part.clone()
+    if (part.files.len(), part.users.len()) == before {
+        return part;
+    }
+    let of_files = part.files.iter().map(|path| actions_of_file(policy, path));
+    let of_users = (!part.users.is_empty()).then(|| actions_of_user(policy));
+    let needed = of_files.chain(of_users).fold(Actions::none(), Actions::merge);
+    // A unit was recorded for what changes, so no other is added, even if the policy has changed since.
+    part.units.retain(|action| match action.verb {
+        UnitVerb::Reload | UnitVerb::Restart => {
+            needed.restart.contains(&action.unit) || needed.reload.contains(&action.unit)
+        }
+    });
+    part.restarts_kubelet &= needed.restart_kubelet;
+    let is_used = |sum: &SecretSum| {
+        config.files.iter().filter(|file| part.files.contains(&file.path)).any(|file| {
+            let from = file.content_from.as_ref().map(|from| &from.secret);
+            from.is_some_and(|from| (&from.name, &from.key) == (&sum.name, &sum.key))
+        })
     };
-    // The others only follow from what changes.
-    if alone.is_empty() { alone } else { part }
+    part.secrets.retain(is_used);
+    part
 }
 
 /// The values of a part in the spec of a KubeadmConfig.
