@@ -24,7 +24,7 @@ use serde_json::Value;
 use super::{
     input::{Hosts, Input},
     outcome::{Blocked, Cause, CauseReason, Counts, GroupPrediction, PathLine, PredictedOutcome},
-    preflight::refused,
+    preflight::{Refused, refused},
     reach::{GroupRef, Reach, Read, notes, reach},
     sides::Sides,
     unreached::Unreached,
@@ -119,6 +119,8 @@ impl<'a> View<'a> {
                 paths: Vec::new(),
                 causes: Vec::new(),
                 blocked_by: Vec::new(),
+                warnings: Vec::new(),
+                drains: Vec::new(),
                 notes: notes(&facts),
                 seconds: None,
                 questions: Vec::new(),
@@ -260,7 +262,7 @@ impl<'a> View<'a> {
     }
 
     /// Facts about the hosts; `None` if the prediction does not use them.
-    fn hosts(&self) -> Option<&'a Read<Hosts>> {
+    pub(super) fn hosts(&self) -> Option<&'a Read<Hosts>> {
         let key = (self.group.namespace.clone(), self.plan.cluster.clone());
         self.input.hosts.get(&key)
     }
@@ -335,13 +337,14 @@ impl<'a> View<'a> {
     }
 
     /// Adds blockers and notes for machines whose update would have to wait.
-    pub(super) fn look_for_refusals(&mut self, machines: &[&Value]) {
+    /// Returns what they would have to wait for.
+    pub(super) fn look_for_refusals(&mut self, machines: &[&Value]) -> Vec<Refused> {
         let hosts = match self.hosts() {
-            None => return,
+            None => return Vec::new(),
             Some(Read::Unknown(why)) => {
                 let note = format!("agents, kubelets and PodDisruptionBudgets are unknown: {why}");
                 self.plan.notes.push(note);
-                return;
+                return Vec::new();
             }
             Some(Read::Known(hosts)) => hosts,
         };
@@ -355,7 +358,8 @@ impl<'a> View<'a> {
                  it restarts"
             ));
         }
-        for one in refused(&self.input.current, self.group, &hosts.preflight, self.input.now) {
+        let found = refused(&self.input.current, self.group, &hosts.preflight, self.input.now);
+        for one in &found {
             match one.weight {
                 Weight::Waits => {
                     let machine = one.machines.first().cloned().unwrap_or_default();
@@ -365,6 +369,7 @@ impl<'a> View<'a> {
                 Weight::Passes | Weight::Overridden => self.plan.notes.push(one.message()),
             }
         }
+        found
     }
 
     /// Adds blockers for kubelets that are too old for the API server of the desired version.
@@ -444,6 +449,7 @@ impl<'a> View<'a> {
         self.plan.causes.dedup();
         self.plan.blocked_by.sort();
         self.plan.blocked_by.dedup();
+        self.plan.warnings.sort();
         let counts = self.plan.machines;
         self.plan.disruption = self.plan.disruption.filter(|_| counts.in_place > 0);
         self.plan.outcome = if counts.deleted > 0 {

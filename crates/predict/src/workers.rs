@@ -127,13 +127,18 @@ pub(super) fn predict(
     {
         only_machine::of_workers(&mut view, name(machine));
     }
+    let machines: Vec<&Value> = machines.iter().map(AsRef::as_ref).collect();
+    let is_updated = |machine: &&Value| outcome.in_place.contains(name(machine));
+    let updated: Vec<&Value> = machines.iter().copied().filter(is_updated).collect();
     if view.plan.machines.in_place > 0 {
-        let machines: Vec<&Value> = machines.iter().map(AsRef::as_ref).collect();
         view.look_for_unfinished(&machines);
-        view.look_for_refusals(&machines);
+        let refused = view.look_for_refusals(&machines);
+        view.look_at_drains(&updated, &refused);
         view.look_for_windows();
     }
     view.predict_seconds(view.plan.machines.in_place, at_once);
+    let before = control_plane.and_then(|plan| plan.seconds).unwrap_or_default();
+    view.look_at_target(&updated, before);
     Some(view.conclude(waits_for_a_user))
 }
 

@@ -1,8 +1,10 @@
 //! `refit plan`: predicts what a change will do to the machines.
 
+mod ahead;
 pub(crate) mod gather;
 pub(crate) mod reader;
 mod show;
+mod workload;
 
 #[cfg(test)]
 #[cfg(feature = "sandbox")]
@@ -62,7 +64,8 @@ that name in the group.
 -o json writes one document: outcome (Unchanged, InPlace, Blocked, Replaced), groups (namespace, \
 kind, name, cluster, turn, from, to, outcome, machines {now, inPlace, new, deleted}, disruption, paths \
 {line, updater, objects}, causes {reason, object, message, remedy}, blockedBy {reason, object, \
-message}, notes, seconds), notes.
+message}, warnings {reason, object, message, remedy}, drains {machine, node, pods, outcome, concerns {reason, object, message, remedy}, \
+moreConcerns}, notes, seconds), notes.
 
 Exit codes:
   0  every machine stays: it is updated in place, or nothing changes

@@ -5,6 +5,7 @@ use std::io;
 use refit_kinds::refit::Disruption;
 use refit_predict::{GroupPrediction, PredictedOutcome, Prediction};
 
+use super::ahead;
 use crate::printer::{Printer, columns, duration};
 
 /// Prints a plan.
@@ -88,6 +89,8 @@ fn details(printer: Printer, group: &GroupPrediction) -> Vec<String> {
         let reason = printer.notable(&format!("blocked ({})", blocked.reason));
         lines.push(format!("  {reason}: {}", blocked.message));
     }
+    lines.extend(ahead::warnings(printer, group));
+    lines.extend(ahead::drains(printer, group));
     for cause in &group.causes {
         let reason = printer.bad(&format!("replaced ({:?})", cause.reason));
         lines.push(format!("  {reason}: {}", cause.message));

@@ -1,4 +1,6 @@
+mod drains;
 mod live;
+mod target;
 
 use refit_cluster_api::kubeadm_config;
 use refit_core::change::{OnUncovered, Provider};
