@@ -1,5 +1,7 @@
 //! Compares plans with the outcome of the change in simulated worlds.
 
+mod drains;
+
 use std::{collections::BTreeSet, sync::OnceLock, time::Duration};
 
 use kube::{
