@@ -348,8 +348,8 @@ impl Drains<'_> {
         let all: Vec<&str> = self.unmodelled.iter().chain(general).copied().collect();
         let last = all.last()?;
         Some(format!(
-            "where evicted pods could go is judged by requests, node selectors, required node affinity, taints and bound \
-             volumes, not by {}",
+            "where evicted pods could go is judged by requests, node selectors, required node affinity, taints and \
+             bound volumes, not by {}",
             match &all[..] {
                 [_] => (*last).to_owned(),
                 [first @ .., _] => format!("{}, or by {last}", first.join(", ")),
@@ -423,7 +423,8 @@ fn fits_nowhere(node: &Node<'_>, misfit: &Misfit) -> Concern {
     }
 }
 
-/// A budget counts a Pending pod as unavailable: each one that fits nowhere uses up one of the disruptions that it allows
+/// A budget counts a Pending pod as unavailable: each one that fits nowhere uses up one of the disruptions that it
+/// allows
 /// until the node is back.
 fn used_up(node: &Node<'_>, budget: &BudgetView, leaving: usize, lost: usize) -> Option<Concern> {
     let allowed = usize::try_from(budget.allowed).unwrap_or_default();

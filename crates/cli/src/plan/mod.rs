@@ -64,7 +64,8 @@ that name in the group.
 -o json writes one document: outcome (Unchanged, InPlace, Blocked, Replaced), groups (namespace, \
 kind, name, cluster, turn, from, to, outcome, machines {now, inPlace, new, deleted}, disruption, paths \
 {line, updater, objects}, causes {reason, object, message, remedy}, blockedBy {reason, object, \
-message}, warnings {reason, object, message, remedy}, drains {machine, node, pods, outcome, concerns {reason, object, message, remedy}, \
+message}, warnings {reason, object, message, remedy}, drains {machine, node, pods, outcome, \
+concerns {reason, object, message, remedy}, \
 moreConcerns}, notes, seconds), notes.
 
 Exit codes:

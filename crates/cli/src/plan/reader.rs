@@ -272,7 +272,8 @@ pub(crate) async fn everything(
     }
 }
 
-/// Calls a function with each object of a kind in a cluster: what it does not keep is freed page by page. A cluster that
+/// Calls a function with each object of a kind in a cluster: what it does not keep is freed page by page. A cluster
+/// that
 /// does not know the kind has none.
 pub(crate) async fn each<K>(client: &Client, mut keep: impl FnMut(K)) -> kube::Result<()>
 where

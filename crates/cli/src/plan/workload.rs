@@ -22,17 +22,20 @@ use super::reader::{each, everything, reason_of};
 /// How much of an API server's metrics is read. Those of a cluster with thousands of nodes are some 50 MiB.
 const MOST_METRICS: u64 = 256 << 20;
 
-/// Reads a workload cluster; the error gives the reason. Labels of namespaces are read if MachineDrainRules require them.
+/// Reads a workload cluster; the error gives the reason. Labels of namespaces are read if MachineDrainRules require
+/// them.
 pub(super) async fn read(client: &Client, asks_for_namespaces: bool) -> Result<Hosts, String> {
     let plans = everything(client, &ApiResource::erase::<HostPlan>(&())).await?;
     let budgets = everything(client, &ApiResource::erase::<PodDisruptionBudget>(&())).await?;
     let mut nodes = Vec::new();
-    each(client, |node: Node| nodes.push(NodeFacts::of(&node))).await.map_err(failed::<Node>)?;
+    each(client, |node: Node| nodes.push(NodeFacts::of(&node)))
+        .await
+        .map_err(|error| failed::<Node>(&error))?;
     let (mut volumes, mut notes) = (Volumes::default(), Vec::new());
     if let Err(error) = each(client, |volume: PersistentVolume| volumes.add(&volume)).await {
         notes.push(format!(
             "{}: pods whose volumes are bound to their nodes may count as pods that other nodes can take",
-            failed::<PersistentVolume>(error)
+            failed::<PersistentVolume>(&error)
         ));
     }
     let mut hosts = Hosts::of_nodes(&plans, nodes, &budgets, volumes);
@@ -42,15 +45,15 @@ pub(super) async fn read(client: &Client, asks_for_namespaces: bool) -> Result<H
         let keep = |namespace: Namespace| {
             labels.insert(namespace.name_any(), namespace.labels().clone());
         };
-        each(client, keep).await.map_err(failed::<Namespace>)?;
+        each(client, keep).await.map_err(|error| failed::<Namespace>(&error))?;
     }
     target(client, &mut hosts.target).await;
-    each(client, |pod: Pod| hosts.add_pod(&pod)).await.map_err(failed::<Pod>)?;
+    each(client, |pod: Pod| hosts.add_pod(&pod)).await.map_err(|error| failed::<Pod>(&error))?;
     Ok(hosts)
 }
 
-fn failed<K: Resource<DynamicType = ()>>(error: kube::Error) -> String {
-    format!("{} {}", K::plural(&()), reason_of(&error))
+fn failed<K: Resource<DynamicType = ()>>(error: &kube::Error) -> String {
+    format!("{} {}", K::plural(&()), reason_of(error))
 }
 
 /// Reads what shows whether a target version fits. What cannot be read is noted.

@@ -228,7 +228,7 @@ mod tests {
         Constraints::of(&spec, Vec::new()).check("n", &labels.into(), &taints, is_cordoned)
     }
 
-    fn with_terms(terms: Value) -> Value {
+    fn with_terms(terms: &Value) -> Value {
         let required = json!({"nodeSelectorTerms": terms});
         let affinity = json!({"requiredDuringSchedulingIgnoredDuringExecution": required});
         json!({"containers": [], "affinity": {"nodeAffinity": affinity}})
@@ -236,7 +236,10 @@ mod tests {
 
     #[test]
     fn selectors_and_each_operator_of_an_affinity_are_applied() {
-        let label = |key: &str, operator: &str, values: &[&str]| json!([{"matchExpressions": [{"key": key, "operator": operator, "values": values}]}]);
+        let label = |key: &str, operator: &str, values: &[&str]| {
+            let requirement = json!({"key": key, "operator": operator, "values": values});
+            json!([{"matchExpressions": [requirement]}])
+        };
         let name = |operator: &str, value: &str| {
             json!([{"matchFields": [
                 {"key": "metadata.name", "operator": operator, "values": [value]},
@@ -272,7 +275,7 @@ mod tests {
             ),
         ] {
             let wanted = if fits { Ok(()) } else { Err(Excluded::Affinity) };
-            assert_eq!(check(with_terms(terms.clone()), json!([]), false), wanted, "{terms}");
+            assert_eq!(check(with_terms(&terms), json!([]), false), wanted, "{terms}");
         }
         let select = |value: &str| json!({"containers": [], "nodeSelector": {"zone": value}});
         assert_eq!(check(select("a"), json!([]), false), Ok(()));

@@ -61,7 +61,8 @@ pub struct Judge<'a> {
     placement: &'a Placement,
     /// By shape: pods of many nodes share them.
     candidates: BTreeMap<usize, Candidates>,
-    /// More candidates than this are never needed: those that the other pods of a node have filled, the node itself, and one
+    /// More candidates than this are never needed: those that the other pods of a node have filled, the node itself,
+    /// and one
     /// more.
     enough: usize,
 }
@@ -103,7 +104,9 @@ impl<'a> Judge<'a> {
                     fits = Some(at);
                     break;
                 }
-                lacking.into_iter().for_each(|why| *cannot.entry(why).or_default() += 1);
+                for why in lacking {
+                    *cannot.entry(why).or_default() += 1;
+                }
             }
             match fits {
                 Some(at) => super::add(taken.entry(at).or_default(), &shape.requests),
@@ -151,7 +154,9 @@ impl<'a> Judge<'a> {
                         break;
                     }
                 }
-                reasons.into_iter().for_each(|why| *found.cannot.entry(why).or_default() += 1);
+                for why in reasons {
+                    *found.cannot.entry(why).or_default() += 1;
+                }
             }
             found
         })

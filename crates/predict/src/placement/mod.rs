@@ -1,7 +1,8 @@
 //! Where the pods of a node could go while it is drained: a model of the scheduler's filters
 //! (`docs/facts/kubernetes.md#scheduling`).
 //!
-//! Each node is judged for itself, with everything else in its present place. Its pods are placed in order of decreasing
+//! Each node is judged for itself, with everything else in its present place. Its pods are placed in order of
+//! decreasing
 //! size, each on the first node by name that has room for it.
 
 mod constraints;

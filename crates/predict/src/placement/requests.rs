@@ -43,7 +43,8 @@ fn requested(resources: Option<&ResourceRequirements>) -> Amounts {
     amounts(resources.and_then(|resources| resources.requests.as_ref()))
 }
 
-/// What a pod requests. Sidecars (init containers that restart always) run together with the containers, and with the init
+/// What a pod requests. Sidecars (init containers that restart always) run together with the containers, and with the
+/// init
 /// containers after them; the other init containers run one after the other.
 pub(super) fn requests(spec: &PodSpec) -> Amounts {
     let of = |container: &Container| requested(container.resources.as_ref());

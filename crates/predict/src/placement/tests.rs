@@ -2,7 +2,7 @@ use serde_json::{Value, json};
 
 use super::*;
 
-fn node(name: &str, memory: &str, extra: Value) -> Node {
+fn node(name: &str, memory: &str, extra: &Value) -> Node {
     let mut node = json!({
         "metadata": {"name": name, "labels": {"kubernetes.io/hostname": name}},
         "spec": {},
@@ -14,7 +14,7 @@ fn node(name: &str, memory: &str, extra: Value) -> Node {
     serde_json::from_value(node).unwrap()
 }
 
-fn pod(name: &str, node: &str, memory: &str, spec: Value) -> Pod {
+fn pod(name: &str, node: &str, memory: &str, spec: &Value) -> Pod {
     let mut pod = json!({
         "metadata": {"name": name, "namespace": "default"},
         "spec": {"nodeName": node, "containers": [
@@ -28,12 +28,14 @@ fn pod(name: &str, node: &str, memory: &str, spec: Value) -> Pod {
 }
 
 fn plain(name: &str, node: &str, memory: &str) -> Pod {
-    pod(name, node, memory, json!({}))
+    pod(name, node, memory, &json!({}))
 }
 
 fn cluster(nodes: &[Node], volumes: Volumes, pods: &[Pod]) -> Placement {
     let mut placement = Placement::new(nodes.iter().map(Room::of).collect(), volumes);
-    pods.iter().for_each(|pod| placement.add(pod, true));
+    for pod in pods {
+        placement.add(pod, true);
+    }
     placement
 }
 
@@ -52,7 +54,7 @@ fn one(name: &str, why: &str) -> Vec<(String, String)> {
 
 #[test]
 fn pods_of_a_node_compete_for_the_room_of_the_others() {
-    let nodes = ["a", "b", "c"].map(|name| node(name, "8Gi", json!({})));
+    let nodes = ["a", "b", "c"].map(|name| node(name, "8Gi", &json!({})));
     let busy = [plain("x", "b", "5Gi"), plain("y", "c", "6Gi")];
     let both = |of_a: &[Pod]| {
         let pods: Vec<Pod> = of_a.iter().chain(&busy).cloned().collect();
@@ -73,11 +75,11 @@ fn pods_of_a_node_compete_for_the_room_of_the_others() {
 #[test]
 fn each_node_that_cannot_take_a_pod_counts_with_its_reason() {
     let nodes = [
-        node("a", "8Gi", json!({})),
-        node("b", "8Gi", json!({"taints": [{"key": "gpu", "effect": "NoSchedule"}]})),
-        node("c", "8Gi", json!({"unschedulable": true})),
-        node("d", "1Gi", json!({})),
-        node("e", "1Gi", json!({})),
+        node("a", "8Gi", &json!({})),
+        node("b", "8Gi", &json!({"taints": [{"key": "gpu", "effect": "NoSchedule"}]})),
+        node("c", "8Gi", &json!({"unschedulable": true})),
+        node("d", "1Gi", &json!({})),
+        node("e", "1Gi", &json!({})),
     ];
     let pods = [plain("p", "a", "2Gi")];
     assert_eq!(
@@ -86,17 +88,17 @@ fn each_node_that_cannot_take_a_pod_counts_with_its_reason() {
     );
     let gpu = json!({"resources": {"requests": {"example.com/gpu": "1"}}});
     assert_eq!(
-        misfits(&cluster(&nodes[..1], Volumes::default(), &[pod("p", "a", "0", gpu.clone())]), "a"),
+        misfits(&cluster(&nodes[..1], Volumes::default(), &[pod("p", "a", "0", &gpu)]), "a"),
         one("p", "0 of 0 other nodes: ")
     );
-    let pods = [pod("p", "d", "0", gpu)];
+    let pods = [pod("p", "d", "0", &gpu)];
     let found = misfits(&cluster(&nodes, Volumes::default(), &pods), "d");
     assert!(found[0].1.contains("2 insufficient example.com/gpu"), "{found:?}");
 }
 
 #[test]
 fn a_pod_stays_where_its_selector_or_its_volume_binds_it() {
-    let nodes = ["a", "b", "c"].map(|name| node(name, "8Gi", json!({})));
+    let nodes = ["a", "b", "c"].map(|name| node(name, "8Gi", &json!({})));
     let volume = |host: &str| {
         let terms = json!([{"matchExpressions": [
             {"key": "kubernetes.io/hostname", "operator": "In", "values": [host]},
@@ -113,13 +115,14 @@ fn a_pod_stays_where_its_selector_or_its_volume_binds_it() {
     let claim = json!({"volumes": [
         {"name": "v", "persistentVolumeClaim": {"claimName": "data"}},
     ]});
-    let pods = [pod("p", "a", "1Gi", claim)];
+    let pods = [pod("p", "a", "1Gi", &claim)];
     assert_eq!(
         misfits(&cluster(&nodes, volume("a"), &pods), "a"),
         one("p", "0 of 2 other nodes: 2 volume bound to other nodes")
     );
     assert!(misfits(&cluster(&nodes, volume("b"), &pods), "a").is_empty());
-    let selected = [pod("p", "a", "1Gi", json!({"nodeSelector": {"kubernetes.io/hostname": "a"}}))];
+    let selected =
+        [pod("p", "a", "1Gi", &json!({"nodeSelector": {"kubernetes.io/hostname": "a"}}))];
     assert_eq!(
         misfits(&cluster(&nodes, Volumes::default(), &selected), "a"),
         one("p", "0 of 2 other nodes: 2 node selector or affinity")
@@ -127,8 +130,8 @@ fn a_pod_stays_where_its_selector_or_its_volume_binds_it() {
 }
 
 #[test]
-fn pods_that_stay_take_room_and_need_none() {
-    let nodes = ["a", "b"].map(|name| node(name, "8Gi", json!({})));
+fn pods_that_stay_take_room_and_need_no_other() {
+    let nodes = ["a", "b"].map(|name| node(name, "8Gi", &json!({})));
     let mut placement = Placement::new(nodes.iter().map(Room::of).collect(), Volumes::default());
     placement.add(&plain("daemon", "b", "6Gi"), false);
     placement.add(&plain("p", "a", "3Gi"), true);
@@ -139,7 +142,7 @@ fn pods_that_stay_take_room_and_need_none() {
 
 #[test]
 fn candidates_that_the_other_pods_fill_do_not_hide_a_node_with_room() {
-    let nodes: Vec<Node> = (0..40).map(|i| node(&format!("n{i:02}"), "8Gi", json!({}))).collect();
+    let nodes: Vec<Node> = (0..40).map(|i| node(&format!("n{i:02}"), "8Gi", &json!({}))).collect();
     // Every other node has room for exactly one of the pods.
     let pods: Vec<Pod> = (0..9).map(|i| plain(&format!("p{i}"), "n00", "5Gi")).collect();
     let fits = cluster(&nodes, Volumes::default(), &pods);
@@ -149,7 +152,7 @@ fn candidates_that_the_other_pods_fill_do_not_hide_a_node_with_room() {
 }
 
 #[test]
-fn what_is_not_modelled_is_known_of_a_pod() {
+fn constraints_that_are_not_modelled_are_known() {
     let spec = json!({
         "topologySpreadConstraints": [
             {"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"},
@@ -159,8 +162,8 @@ fn what_is_not_modelled_is_known_of_a_pod() {
         ]}},
         "volumes": [{"name": "h", "hostPath": {"path": "/x"}}],
     });
-    let pods = [pod("p", "a", "1", spec), plain("q", "a", "1")];
-    let placement = cluster(&[node("a", "1Gi", json!({}))], Volumes::default(), &pods);
+    let pods = [pod("p", "a", "1", &spec), plain("q", "a", "1")];
+    let placement = cluster(&[node("a", "1Gi", &json!({}))], Volumes::default(), &pods);
     let of = |name: &str| placement.unmodelled("a", "default", name);
     assert_eq!(of("p"), ["pod anti-affinity", "topology spread constraints"].into());
     assert!(of("q").is_empty());

@@ -144,7 +144,7 @@ fn a_clock_that_is_off_is_a_warning() {
 }
 
 #[test]
-fn what_could_not_be_read_is_a_note() {
+fn objects_that_cannot_be_read_are_noted() {
     let found = only(predict(&with_facts(|facts| facts.unread.push("no metrics".to_owned()))));
     assert!(found.notes.contains(&"no metrics".to_owned()), "{:#?}", found.notes);
 }

@@ -19,7 +19,8 @@ pub struct DeprecatedApi {
 }
 
 impl DeprecatedApi {
-    /// Reads a line of the API server's metrics; `None` for any other line, and for an API that no version is known to remove.
+    /// Reads a line of the API server's metrics; `None` for any other line, and for an API that no version is known to
+    /// remove.
     pub fn of_line(line: &str) -> Option<Self> {
         let labels = line.strip_prefix(METRIC)?;
         let (labels, value) = labels.rsplit_once('}')?;

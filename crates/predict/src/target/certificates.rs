@@ -58,13 +58,13 @@ fn warning(which: Which, mut all: Vec<(Timestamp, String, &str, &str)>) -> Optio
     let machines: Vec<String> = all.iter().map(|(.., machine)| (*machine).to_owned()).collect();
     let (what, remedy) = match which {
         Which::Kept => (
-            "before the predicted end of the rollout: machines whose turn comes within a day of that wait, and what uses it \
-             fails",
+            "before the predicted end of the rollout: machines whose turn comes within a day of that wait, and what \
+             uses it fails",
             "renew it first",
         ),
         Which::Renewed => (
-            "before the predicted end of the rollout: kubeadm renews it with the update of its machine, which may come too \
-             late",
+            "before the predicted end of the rollout: kubeadm renews it with the update of its machine, which may come \
+             too late",
             "renew the certificates of the control plane first, with refit renew-certs",
         ),
     };

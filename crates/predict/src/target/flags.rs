@@ -2,7 +2,10 @@
 
 use std::collections::BTreeSet;
 
-use refit_kinds::json::{namespace, text};
+use refit_kinds::{
+    json::{namespace, text},
+    version::KubernetesVersion,
+};
 use serde_json::Value;
 
 use super::removed;
@@ -34,7 +37,7 @@ struct Removed {
 impl View<'_> {
     /// Adds blockers for flags and gates that the programs of the target version do not know.
     pub(super) fn look_for_removed_flags(&mut self) {
-        let Some(minor) = self.plan.to.version().map(|to| to.minor()) else { return };
+        let Some(minor) = self.plan.to.version().map(KubernetesVersion::minor) else { return };
         let removes = self.removed_by_settings();
         let mut found = BTreeSet::new();
         if let Some((object, spec)) = self.configuration() {

@@ -70,7 +70,8 @@ impl TargetFacts {
 }
 
 impl View<'_> {
-    /// Adds what gets in the way of updates of these machines in place. `before` is how many seconds pass before the first of
+    /// Adds what gets in the way of updates of these machines in place. `before` is how many seconds pass before the
+    /// first of
     /// them begins.
     pub(super) fn look_at_target(&mut self, machines: &[&Value], before: i64) {
         if machines.is_empty() {
@@ -120,8 +121,8 @@ impl View<'_> {
             match fit {
                 Fit::TooOld => {
                     let message = format!(
-                        "{who}{first}, and the kubelet of v1.{minor} needs containerd 1.6 or later: its update stops before \
-                         the machine is disturbed; upgrade containerd first"
+                        "{who}{first}, and the kubelet of v1.{minor} needs containerd 1.6 or later: its update stops \
+                         before the machine is disturbed; upgrade containerd first"
                     );
                     self.block("RuntimeTooOld", object, message);
                 }

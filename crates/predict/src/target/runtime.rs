@@ -18,7 +18,7 @@ const RUNTIME_CONFIG: (u64, (u64, u64)) = (37, (2, 0));
 /// How a runtime fits a kubelet of a minor version; `None` if it does, or if the runtime is not containerd.
 pub(super) fn fit(runtime: &str, minor: u64) -> Option<Fit> {
     let version = runtime.strip_prefix("containerd://")?.trim_start_matches('v');
-    let mut numbers = version.split('.').map(|number| number.parse::<u64>());
+    let mut numbers = version.split('.').map(str::parse::<u64>);
     let version = (numbers.next()?.ok()?, numbers.next()?.ok()?);
     let is_below = |(since, needed): (u64, (u64, u64))| minor >= since && version < needed;
     if is_below(CRI_V1) {

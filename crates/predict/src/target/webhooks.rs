@@ -130,8 +130,8 @@ impl Webhook {
             reason: "WebhookUnavailable",
             object: configuration.clone(),
             message: format!(
-                "{pods} on Node {node}: while that node is drained, webhook {name} of {configuration} does not answer, and \
-                 the API server refuses requests for {}, unless its selectors exempt them",
+                "{pods} on Node {node}: while that node is drained, webhook {name} of {configuration} does not answer, \
+                 and the API server refuses requests for {}, unless its selectors exempt them",
                 refuses.join(", ")
             ),
             remedy: format!(
@@ -179,7 +179,7 @@ mod tests {
 
     use super::*;
 
-    fn webhooks(policy: Option<&str>, client: Value, rule: Value) -> Vec<Webhook> {
+    fn webhooks(policy: Option<&str>, client: &Value, rule: &Value) -> Vec<Webhook> {
         let configuration = json!({"metadata": {"name": "w"}, "webhooks": [{
             "name": "w.example.com", "clientConfig": client, "failurePolicy": policy,
             "rules": [rule], "admissionReviewVersions": ["v1"], "sideEffects": "None",
@@ -220,7 +220,7 @@ mod tests {
                 vec!["pods", "pods/eviction", "pods/status", "nodes", "nodes/status", "leases"],
             ),
         ] {
-            let found = webhooks(policy, client, rule.clone());
+            let found = webhooks(policy, &client, &rule);
             let found = found.first().map(|one| one.refuses.clone()).unwrap_or_default();
             assert_eq!(found, refuses, "{rule}");
         }
@@ -237,9 +237,11 @@ mod tests {
             .unwrap()
         };
         let warns = |pods: &[(Pod, bool)], disruption| {
-            let mut all = webhooks(None, service(), rule("", "pods", "CREATE"));
+            let mut all = webhooks(None, &service(), &rule("", "pods", "CREATE"));
             all[0].select([("app".to_owned(), "w".to_owned())].into());
-            pods.iter().for_each(|(pod, may_leave)| all[0].add(pod, *may_leave));
+            for (pod, may_leave) in pods {
+                all[0].add(pod, *may_leave);
+            }
             warnings(&all, &["a", "b"].into(), disruption)
         };
         let (drain, reboot) = (Disruption::Drain, Disruption::Reboot);

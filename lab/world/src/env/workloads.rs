@@ -99,7 +99,8 @@ fn cores(spec: &Value) -> u64 {
     requests.filter_map(|one| text(one, "/resources/requests/cpu").parse::<u64>().ok()).sum()
 }
 
-/// Picks the node with the fewest pods, the first by name among equals, and counts one more pod there. Of what a pod requires,
+/// Picks the node with the fewest pods, the first by name among equals, and counts one more pod there. Of what a pod
+/// requires,
 /// node selectors and whole cores count.
 fn place(local: &Local<'_>, load: &mut BTreeMap<&str, Load>, spec: &Value) -> Option<String> {
     let fits = |node: &str, load: &Load| {
