@@ -53,17 +53,6 @@ impl DrainOutcome {
     /// All outcomes.
     pub const ALL: [Self; 5] =
         [Self::NotDrained, Self::Succeeds, Self::LeavesPending, Self::LosesPods, Self::Waits];
-
-    /// What it means, after a number of machines.
-    pub fn words(self) -> &'static str {
-        match self {
-            Self::NotDrained => "not drained",
-            Self::Succeeds => "succeed",
-            Self::LeavesPending => "leave pods Pending",
-            Self::LosesPods => "lose pods",
-            Self::Waits => "wait",
-        }
-    }
 }
 
 /// Something that an operator should know of a drain.
@@ -115,6 +104,8 @@ struct Drains<'a> {
     budgets: BTreeMap<&'a str, Vec<&'a BudgetView>>,
     rules: Vec<MachineDrainRule>,
     of_cluster: BTreeMap<String, String>,
+    /// The budgets that hold machines before their cordon.
+    exhausted: BTreeMap<&'a str, Vec<&'a Refused>>,
     now: Timestamp,
     unmodelled: BTreeSet<&'static str>,
 }
@@ -138,6 +129,12 @@ impl View<'_> {
         for budget in &hosts.preflight.budgets {
             budgets.entry(&budget.namespace).or_default().push(budget);
         }
+        let mut exhausted: BTreeMap<&str, Vec<&Refused>> = BTreeMap::new();
+        for one in refused.iter().filter(|one| one.check == Check::Budgets) {
+            for machine in &one.machines {
+                exhausted.entry(machine).or_default().push(one);
+            }
+        }
         let rules = self.input.current.of_kind("MachineDrainRule");
         let rules = rules.filter(|rule| namespace(rule) == self.group.namespace);
         let mut drains = Drains {
@@ -148,6 +145,7 @@ impl View<'_> {
             now: self.input.now,
             unmodelled: BTreeSet::new(),
             budgets,
+            exhausted,
             hosts,
         };
         for machine in machines {
@@ -155,7 +153,7 @@ impl View<'_> {
                 &[&annotations(machine), &of_owner, &of_cluster],
                 &DrainPolicy::default(),
             );
-            self.plan.drains.extend(drains.forecast(machine, policy.policy, refused));
+            self.plan.drains.extend(drains.forecast(machine, policy.policy));
         }
         let misfits = self.plan.drains.iter().flat_map(|drain| &drain.concerns);
         let any_misfit = misfits.into_iter().any(|one| one.reason == "PodFitsNowhere");
@@ -192,12 +190,7 @@ impl View<'_> {
 
 impl Drains<'_> {
     /// `None` for a Machine without a Node, which is refused otherwise.
-    fn forecast(
-        &mut self,
-        machine: &Value,
-        policy: DrainPolicy,
-        refused: &[Refused],
-    ) -> Option<DrainForecast> {
+    fn forecast(&mut self, machine: &Value, policy: DrainPolicy) -> Option<DrainForecast> {
         let of = text(machine, "/status/nodeRef/name");
         let view = *self.nodes.get(&NodeName::from(of))?;
         let node = Node {
@@ -231,7 +224,8 @@ impl Drains<'_> {
         let sorted = sort(&drain, &node.policy, view.ready, self.now);
         forecast.pods = sorted.leaving.len();
         let mut concerns = self.waiting(&node, &sorted);
-        concerns.extend(exhausted(&forecast.machine, refused));
+        let exhausted = self.exhausted.get(&*forecast.machine).into_iter().flatten();
+        concerns.extend(exhausted.map(|one| exhausted_by(one)));
         concerns.extend(self.lost(&node, &sorted));
         concerns.extend(self.pending(&node, &sorted));
         forecast.outcome = outcome(&concerns);
@@ -359,16 +353,15 @@ impl Drains<'_> {
     }
 }
 
-/// The budgets that hold a machine before its cordon.
-fn exhausted<'a>(machine: &'a str, refused: &'a [Refused]) -> impl Iterator<Item = Concern> + 'a {
-    let budgets = refused.iter().filter(|one| one.check == Check::Budgets);
-    budgets.filter(move |one| one.machines.iter().any(|name| name == machine)).map(|one| Concern {
-        reason: one.refusal.reason(),
-        object: format!("PodDisruptionBudget/{}", one.refusal.object()),
-        message: one.refusal.sentence(),
+/// The concern about a budget that holds a machine before its cordon.
+fn exhausted_by(refused: &Refused) -> Concern {
+    Concern {
+        reason: refused.refusal.reason(),
+        object: format!("PodDisruptionBudget/{}", refused.refusal.object()),
+        message: refused.refusal.sentence(),
         remedy: String::new(),
-        weight: Some(one.weight),
-    })
+        weight: Some(refused.weight),
+    }
 }
 
 fn outcome(concerns: &[Concern]) -> DrainOutcome {

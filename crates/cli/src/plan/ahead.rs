@@ -36,20 +36,22 @@ pub(super) fn drains(printer: Printer, group: &GroupPrediction) -> Vec<String> {
     }
     let pods: usize = group.drains.iter().map(|drain| drain.pods).sum();
     let counts: Vec<String> =
-        outcomes.iter().map(|(outcome, count)| format!("{count} {}", outcome.words())).collect();
+        outcomes.iter().map(|(outcome, count)| format!("{outcome:?}: {count}")).collect();
     let nodes = group.drains.len();
     let mut lines =
-        vec![format!("  drains of {nodes} nodes, {pods} pods leave: {}", counts.join(", "))];
+        vec![format!("  drains of {nodes} nodes, {pods} pods leave. {}", counts.join(", "))];
     let mut by_reason: BTreeMap<&str, Vec<_>> = BTreeMap::new();
     for concern in concerns {
         by_reason.entry(concern.reason).or_default().push(concern);
     }
     for (reason, concerns) in by_reason {
         let title = printer.notable(&format!("drain ({reason})"));
-        for concern in concerns.iter().take(MOST) {
+        // Most pods have an emptyDir: an example is enough.
+        let most = if reason.starts_with("LocalData") { 1 } else { MOST };
+        for concern in concerns.iter().take(most) {
             lines.push(format!("  {title}: {}", concern.message));
         }
-        let rest = concerns.len().saturating_sub(MOST);
+        let rest = concerns.len().saturating_sub(most);
         if rest > 0 {
             lines.push(format!("  {title}: {rest} more, which -o json names"));
         }

@@ -60,10 +60,11 @@ fn failed<K: Resource<DynamicType = ()>>(error: &kube::Error) -> String {
 async fn target(client: &Client, facts: &mut TargetFacts) {
     match deprecated(client).await {
         Ok(apis) => facts.deprecated = apis,
-        Err(error) => facts.unread.push(format!(
-            "/metrics of the API server {}: use of removed APIs is unknown",
-            reason_of(&error)
-        )),
+        Err(error) => {
+            let why = reason_of(&error);
+            let note = format!("/metrics of the API server {why}: use of removed APIs is unknown");
+            facts.unread_metrics = Some(note);
+        }
     }
     let maps: Api<ConfigMap> = Api::namespaced(client.clone(), "kube-system");
     match maps.get_opt("kubelet-config").await {

@@ -147,4 +147,7 @@ fn a_clock_that_is_off_is_a_warning() {
 fn objects_that_cannot_be_read_are_noted() {
     let found = only(predict(&with_facts(|facts| facts.unread.push("no metrics".to_owned()))));
     assert!(found.notes.contains(&"no metrics".to_owned()), "{:#?}", found.notes);
+    let unread = Some("forbidden".to_owned());
+    let found = only(predict(&with_facts(|facts| facts.unread_metrics = unread)));
+    assert!(found.notes.contains(&"forbidden".to_owned()), "{:#?}", found.notes);
 }

@@ -58,7 +58,9 @@ pub struct TargetFacts {
     pub webhooks: Vec<Webhook>,
     /// How far the clock of each node's host is ahead of its API server's.
     pub clocks: BTreeMap<String, SignedDuration>,
-    /// What could not be read, as sentences without a full stop.
+    /// Why the deprecated APIs could not be read, if so.
+    pub unread_metrics: Option<String>,
+    /// What else could not be read, as sentences without a full stop.
     pub unread: Vec<String>,
 }
 
@@ -90,6 +92,7 @@ impl View<'_> {
             self.look_at_runtimes(hosts, &nodes, minor);
             if self.group.owner() == Some(Owner::ControlPlane) {
                 self.plan.warnings.extend(apis::warnings(&hosts.target.deprecated, minor));
+                self.plan.notes.extend(hosts.target.unread_metrics.clone());
             }
         }
         self.plan.notes.extend(hosts.target.unread.iter().cloned());
