@@ -65,7 +65,7 @@ pub(super) fn predict(input: &Input, group: &GroupRef) -> Option<GroupPrediction
         let mut pacer = view.pacer(&machines, 1);
         let events = only_machine::events(&view, &members, &mut pacer);
         view.add_timeline(pacer, events, available);
-        return Some(in_place(view, &machines));
+        return Some(in_place(view, &machines, &machines));
     }
     let in_place_updates = match view.asked() {
         Asked::Yes => true,
@@ -91,18 +91,22 @@ pub(super) fn predict(input: &Input, group: &GroupRef) -> Option<GroupPrediction
     stuck(&mut view, &outcome.end);
     explain(&mut view, &members, &outcome, max_surge, in_place_updates);
     view.add_timeline(pacer, std::mem::take(&mut outcome.events), available);
-    Some(in_place(view, &machines))
+    let is_updated = |machine: &&Value| outcome.in_place.contains(name(machine));
+    let updated: Vec<&Value> = machines.iter().copied().filter(is_updated).collect();
+    Some(in_place(view, &machines, &updated))
 }
 
-/// The prediction, with what machines that are updated in place wait for.
-fn in_place(mut view: View<'_>, machines: &[&Value]) -> GroupPrediction {
+/// The prediction, with what machines wait for, and what becomes of those that are updated in place.
+fn in_place(mut view: View<'_>, machines: &[&Value], updated: &[&Value]) -> GroupPrediction {
     if view.plan.machines.in_place > 0 {
         view.look_for_unfinished(machines);
-        view.look_for_refusals(machines);
+        let refused = view.look_for_refusals(machines);
+        view.look_at_drains(updated, &refused);
         view.look_for_old_kubelets();
         view.look_for_windows();
         view.look_for_pauses(machines);
     }
+    view.look_at_target(updated, 0);
     view.conclude(false)
 }
 

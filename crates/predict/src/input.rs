@@ -1,14 +1,18 @@
 //! The input of a prediction.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::api::core::v1::{Node, Pod};
 use refit_core::{
     change::{OnUncovered, can_update::HostReport},
-    node::another_could_take,
+    node::{NodeView, another_could_take},
 };
 use refit_kinds::{
-    json::{labels, name, text, time},
+    json::{labels, name, time},
     keys,
     version::StatedVersion,
 };
@@ -17,9 +21,11 @@ use serde_json::Value;
 use super::{
     managers::Manager,
     objects::Objects,
-    preflight::WorkloadFacts,
+    placement::{Placement, Room, Volumes},
+    preflight::{WorkloadFacts, typed},
     providers::Providers,
     reach::{Extension, GroupRef, Read},
+    target::TargetFacts,
 };
 
 /// Maximum age of an agent's report, after which its host counts as unknown: the agent reports
@@ -101,25 +107,84 @@ pub struct Hosts {
     pub preflight: WorkloadFacts,
     /// Nodes whose pods no other node can take: they are not drained.
     pub alone: BTreeSet<String>,
+    /// Where evicted pods could go.
+    pub placement: Placement,
+    /// What shows whether the target version fits.
+    pub target: TargetFacts,
+    /// Labels of the cluster's namespaces, if MachineDrainRules require them.
+    pub namespace_labels: BTreeMap<String, BTreeMap<String, String>>,
+    /// What could not be read, as sentences without a full stop.
+    pub notes: Vec<String>,
+}
+
+/// What a prediction keeps of a Node.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NodeFacts {
+    view: NodeView,
+    room: Room,
+    runtime: String,
+}
+
+impl NodeFacts {
+    /// Reads a Node.
+    pub fn of(node: &Node) -> Self {
+        let info = node.status.as_ref().and_then(|status| status.node_info.as_ref());
+        let runtime = info.map(|info| info.container_runtime_version.clone()).unwrap_or_default();
+        Self { view: NodeView::of(node), room: Room::of(node), runtime }
+    }
 }
 
 impl Hosts {
     /// Reads the facts out of HostPlans, Nodes, PodDisruptionBudgets and Pods.
     pub fn of(plans: &[Value], nodes: &[Value], budgets: &[Value], pods: &[Value]) -> Self {
+        let nodes = typed::<Node>(nodes).map(|node| NodeFacts::of(&node)).collect();
+        let mut hosts = Self::of_nodes(plans, nodes, budgets, Volumes::default());
+        typed::<Pod>(pods).for_each(|pod| hosts.add_pod(&pod));
+        hosts
+    }
+
+    /// The same without pods: they are added one by one, because a cluster has many of them.
+    pub fn of_nodes(
+        plans: &[Value],
+        nodes: Vec<NodeFacts>,
+        budgets: &[Value],
+        volumes: Volumes,
+    ) -> Self {
         let reported = |plan: &Value| Some((name(plan).to_owned(), reported_at(plan)?));
-        let kubelet = |node: &Value| {
-            let version = text(node, "/status/nodeInfo/kubeletVersion");
-            (name(node).to_owned(), version.into())
-        };
-        let preflight = WorkloadFacts::of(plans, nodes, budgets, pods);
-        let views = &preflight.nodes;
+        let (mut views, mut rooms) = (Vec::new(), Vec::new());
+        let mut target = TargetFacts::default();
+        for NodeFacts { view, room, runtime } in nodes {
+            target.runtimes.insert(view.name.to_string(), runtime);
+            views.push(Arc::new(view));
+            rooms.push(room);
+        }
+        let ahead = |plan: &Value| Some((name(plan).to_owned(), clock_ahead(plan)?));
+        target.clocks = plans.iter().filter_map(ahead).collect();
+        views.sort_by(|a, b| a.name.cmp(&b.name));
         let alone =
-            views.iter().filter(|node| !node.unschedulable && !another_could_take(node, views));
+            views.iter().filter(|node| !node.unschedulable && !another_could_take(node, &views));
+        let kubelet = |node: &Arc<NodeView>| (node.name.to_string(), node.kubelet_version.clone());
         Self {
             alone: alone.map(|node| node.name.to_string()).collect(),
             reported_at: plans.iter().filter_map(reported).collect(),
-            kubelets: nodes.iter().map(kubelet).collect(),
-            preflight,
+            kubelets: views.iter().map(kubelet).collect(),
+            placement: Placement::new(rooms, volumes),
+            target,
+            preflight: WorkloadFacts {
+                nodes: views,
+                ..WorkloadFacts::of(plans, &[], budgets, &[])
+            },
+            ..Self::default()
+        }
+    }
+
+    /// Adds a pod of one of the nodes.
+    pub fn add_pod(&mut self, pod: &Pod) {
+        let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+        let may_leave = self.preflight.add_pod(pod);
+        self.target.webhooks.iter_mut().for_each(|webhook| webhook.add(pod, may_leave));
+        if !matches!(phase, Some("Succeeded" | "Failed")) {
+            self.placement.add(pod, may_leave);
         }
     }
 
@@ -135,12 +200,22 @@ impl Hosts {
 /// report states.
 pub fn reported_at(plan: &Value) -> Option<Timestamp> {
     let stated = time(plan, "/status/reportedAt")?;
+    Some(written_at(plan).unwrap_or(stated))
+}
+
+/// When the API server wrote the report in a HostPlan.
+fn written_at(plan: &Value) -> Option<Timestamp> {
     let entries = plan.pointer("/metadata/managedFields").and_then(Value::as_array);
     let of_report = entries
         .into_iter()
         .flatten()
         .filter(|entry| entry.pointer("/fieldsV1/f:status/f:reportedAt").is_some());
-    Some(of_report.filter_map(|entry| time(entry, "/time")).max().unwrap_or(stated))
+    of_report.filter_map(|entry| time(entry, "/time")).max()
+}
+
+/// How far the clock of a host is ahead of its API server's, by its last report.
+fn clock_ahead(plan: &Value) -> Option<SignedDuration> {
+    Some(time(plan, "/status/reportedAt")?.duration_since(written_at(plan)?))
 }
 
 #[cfg(test)]

@@ -13,6 +13,8 @@
 //! | [`providers`] | whether the providers of infrastructure machines accept a change |
 //! | [`timeline`] | when each machine has its turn |
 //! | [`preflight`] | which machines would have to wait |
+//! | [`drains`], [`placement`] | whether nodes can be drained, and where their pods could go |
+//! | [`target`] | what the target version breaks |
 //! | [`doctor`] | whether an installation is healthy |
 //! | [`contract`] | whether a provider follows the contract |
 
@@ -20,6 +22,7 @@ mod claimable;
 pub mod contract;
 mod control_planes;
 pub mod doctor;
+pub mod drains;
 mod host_settings;
 pub mod input;
 pub mod managers;
@@ -27,12 +30,14 @@ pub mod objects;
 mod only_machine;
 pub mod outcome;
 mod pauses;
+pub mod placement;
 mod plane;
 pub mod preflight;
 pub mod providers;
 pub mod reach;
 mod selectors;
 mod sides;
+pub mod target;
 pub mod timeline;
 pub mod unreached;
 mod view;
@@ -44,7 +49,8 @@ mod prediction_tests;
 
 use refit_kinds::refit::Owner;
 
-pub use input::{Hosts, Input};
+pub use drains::{Concern, DrainForecast, DrainOutcome};
+pub use input::{Hosts, Input, NodeFacts};
 pub use managers::{Manager, Provider};
 pub use objects::Objects;
 pub use outcome::{
@@ -52,14 +58,19 @@ pub use outcome::{
 };
 pub use providers::{InfrastructureMachine, ProviderQuestion, Providers};
 pub use reach::{Extension, GroupRef, Reach, Read, Shape, notes, reach};
+pub use target::Warning;
 pub use unreached::Unreached;
 
 /// Additional reasons for a blocked prediction, next to those of [`refit_core::report::Refusal`],
 /// [`Unreached`] and [`refit_core::change::NotReady`].
-pub const BLOCKED_REASONS: [&str; 5] = [
+pub const BLOCKED_REASONS: [&str; 9] = [
+    "BudgetUsedUp",
     "KubeletTooOld",
     "ManagedByTopology",
+    "RemovedFeatureGate",
+    "RemovedFlag",
     "ReplacementHeld",
+    "RuntimeTooOld",
     "TemplateMissing",
     "TopologyVersionMismatch",
 ];

@@ -5,7 +5,9 @@ use std::fmt;
 use refit_kinds::{refit::Disruption, version::StatedVersion};
 use serde::Serialize;
 
-use super::{providers::ProviderQuestion, timeline::Timeline};
+use super::{
+    drains::DrainForecast, providers::ProviderQuestion, target::Warning, timeline::Timeline,
+};
 
 /// Predicted outcome for a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -175,6 +177,12 @@ pub struct GroupPrediction {
     pub causes: Vec<Cause>,
     /// What blocks the change.
     pub blocked_by: Vec<Blocked>,
+    /// What does not block the change, and should be known before it.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub warnings: Vec<Warning>,
+    /// How the drains of its nodes go.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub drains: Vec<DrainForecast>,
     /// Additional notes.
     pub notes: Vec<String>,
     /// `Kind/name` of the group that it waits for; absent if it begins with the change.

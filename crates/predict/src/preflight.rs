@@ -9,18 +9,18 @@ use k8s_openapi::api::{
     policy::v1::PodDisruptionBudget,
 };
 use kube::ResourceExt as _;
-use refit_cluster_api::kinds::{Machine, MachineDeployment};
+use refit_cluster_api::kinds::{Machine, MachineDeployment, MachineDrainRule};
 use refit_core::{
     group::{Limits, Other, Pace, holds},
     node::{
         Begun, BudgetView, Check, ControlPlaneMember, DrainAhead, DrainPolicy, DrainView, Found,
         Group, MachineView, NodeView, OtherMachines, Others, PodView, Preflight, Seen, StaticPod,
-        Weight, Workload, drain_policy, is_available, speaker,
+        Weight, Workload, drain_policy, is_available, rules_of, speaker,
     },
     report::Refusal,
 };
 use refit_kinds::{
-    json::{annotations, controller, is_deleting, label, name, namespace, text},
+    json::{annotations, controller, is_deleting, label, labels, name, namespace, text},
     keys,
     refit::{
         HostPlan, MachineUid, NodeName, NodeUpdate, Owner, UpdateGroup, UpdateGroupStatus,
@@ -45,7 +45,7 @@ pub struct WorkloadFacts {
     pub static_pods: Vec<StaticPod>,
     /// Its HostPlans, by Node.
     pub plans: BTreeMap<NodeName, Arc<HostPlan>>,
-    /// Its pods, by Node.
+    /// Those of its pods that a drain may evict, by Node.
     pub pods: BTreeMap<NodeName, Vec<PodView>>,
     /// Its PodDisruptionBudgets.
     pub budgets: Vec<BudgetView>,
@@ -65,23 +65,36 @@ impl WorkloadFacts {
         let named = |plan: HostPlan| Some((plan.metadata.name.clone()?.into(), Arc::new(plan)));
         facts.plans = typed(plans).filter_map(named).collect();
         for pod in typed::<Pod>(pods) {
-            let tier = pod.labels().get("tier").map(String::as_str);
-            let is_static =
-                pod.namespace().as_deref() == Some("kube-system") && tier == Some("control-plane");
-            facts.static_pods.extend(is_static.then(|| StaticPod::of(&pod)).flatten());
-            if let Some(node) = pod.spec.as_ref().and_then(|spec| spec.node_name.clone()) {
-                facts.pods.entry(node.into()).or_default().push(PodView::of(&pod));
-            }
+            facts.add_pod(&pod);
         }
         facts
     }
+
+    /// Adds a pod. Pods that every drain leaves on their node are not kept. Whether it was kept.
+    pub fn add_pod(&mut self, pod: &Pod) -> bool {
+        let tier = pod.labels().get("tier").map(String::as_str);
+        let is_static =
+            pod.namespace().as_deref() == Some("kube-system") && tier == Some("control-plane");
+        self.static_pods.extend(is_static.then(|| StaticPod::of(pod)).flatten());
+        let Some(node) = pod.spec.as_ref().and_then(|spec| spec.node_name.clone()) else {
+            return false;
+        };
+        let view = PodView::of(pod);
+        let may_leave = !view.daemon_set && !view.mirror && !view.finished;
+        if may_leave {
+            self.pods.entry(node.into()).or_default().push(view);
+        }
+        may_leave
+    }
 }
 
-fn typed<'a, K: DeserializeOwned + 'a>(objects: &'a [Value]) -> impl Iterator<Item = K> + 'a {
+pub(super) fn typed<'a, K: DeserializeOwned + 'a>(
+    objects: &'a [Value],
+) -> impl Iterator<Item = K> + 'a {
     objects.iter().filter_map(parsed)
 }
 
-fn parsed<K: DeserializeOwned>(object: &Value) -> Option<K> {
+pub(super) fn parsed<K: DeserializeOwned>(object: &Value) -> Option<K> {
     K::deserialize(object).ok()
 }
 
@@ -101,20 +114,24 @@ pub struct Refused {
 impl Refused {
     /// The machines and the refusal in one line of bounded length.
     pub fn message(&self) -> String {
-        let count = self.machines.len();
-        let shown = self.machines.iter().take(MOST_NAMES).cloned().collect::<Vec<_>>().join(", ");
-        let rest = count.saturating_sub(MOST_NAMES);
-        let who = match (count, rest) {
-            (1, _) => String::new(),
-            (_, 0) => format!("{count} machines ({shown}): "),
-            (_, rest) => format!("{count} machines ({shown} and {rest} more): "),
-        };
+        let who = many(&self.machines);
         let why = self.refusal.sentence();
         match self.weight {
             Weight::Waits => format!("{who}{why}"),
             Weight::Passes => format!("{who}{why}; this may pass by itself"),
             Weight::Overridden => format!("{who}{why}; the drain does not wait for it for ever"),
         }
+    }
+}
+
+/// The beginning of a line about several machines; empty for one.
+pub(super) fn many(machines: &[String]) -> String {
+    let count = machines.len();
+    let shown = machines.iter().take(MOST_NAMES).cloned().collect::<Vec<_>>().join(", ");
+    match (count, count.saturating_sub(MOST_NAMES)) {
+        (0 | 1, _) => String::new(),
+        (_, 0) => format!("{count} machines ({shown}): "),
+        (_, rest) => format!("{count} machines ({shown} and {rest} more): "),
     }
 }
 
@@ -141,7 +158,10 @@ pub fn refused(
             seen.node_name.clone_from(node);
             seen.host_plan = facts.plans.get(node).cloned();
             let pods = facts.pods.get(node).cloned().unwrap_or_default();
-            let view = DrainView { pods, ..DrainView::default() };
+            let rules = members.rules.iter().cloned();
+            let of_machine = machine.metadata.labels.clone().unwrap_or_default();
+            let rules = rules_of(rules, &of_machine, &members.labels_of_cluster);
+            let view = DrainView { pods, rules, ..DrainView::default() };
             seen.ahead = Some(DrainAhead { view, budgets: facts.budgets.clone() });
         }
         let of_machine = machine.metadata.annotations.clone().unwrap_or_default();
@@ -190,6 +210,9 @@ struct Members {
     slots: UpdateGroupStatus,
     of_owner: BTreeMap<String, String>,
     of_cluster: BTreeMap<String, String>,
+    labels_of_cluster: BTreeMap<String, String>,
+    /// The MachineDrainRules of the namespace, if they were read.
+    rules: Vec<MachineDrainRule>,
 }
 
 impl Members {
@@ -204,6 +227,7 @@ impl Members {
             .unwrap_or_default();
         let machines = machines_of(objects, group, kind);
         let cluster = machines.first()?.spec.cluster_name.clone();
+        let of_cluster = objects.get("Cluster", &group.namespace, &cluster);
         let updates: Vec<NodeUpdate> = objects.of_kind("NodeUpdate").filter_map(parsed).collect();
         let member = |machine: Machine| {
             let machine_uid = MachineUid::of(&machine.metadata);
@@ -225,10 +249,13 @@ impl Members {
             is_control_plane: kind == Owner::ControlPlane,
             limits: limits_of(owner, kind, count).paced(&pacing),
             of_owner: annotations(owner),
-            of_cluster: objects
-                .get("Cluster", &group.namespace, &cluster)
-                .map(annotations)
-                .unwrap_or_default(),
+            of_cluster: of_cluster.map(annotations).unwrap_or_default(),
+            labels_of_cluster: of_cluster.map(labels).unwrap_or_default(),
+            rules: objects
+                .of_kind("MachineDrainRule")
+                .filter(|rule| namespace(rule) == group.namespace)
+                .filter_map(parsed)
+                .collect(),
             namespace: group.namespace.clone(),
             all: machines.into_iter().map(member).collect(),
             cluster,

@@ -26,7 +26,7 @@ use serde_json::Value;
 use super::{
     input::{Hosts, Input},
     outcome::{Blocked, Cause, CauseReason, Counts, GroupPrediction, PathLine, PredictedOutcome},
-    preflight::refused,
+    preflight::{Refused, refused},
     reach::{GroupRef, Reach, Read, notes, reach},
     sides::Sides,
     timeline::order::is_of_topology,
@@ -123,6 +123,8 @@ impl<'a> View<'a> {
                 paths: Vec::new(),
                 causes: Vec::new(),
                 blocked_by: Vec::new(),
+                warnings: Vec::new(),
+                drains: Vec::new(),
                 notes: notes(&facts),
                 after: None,
                 seconds: None,
@@ -352,13 +354,14 @@ impl<'a> View<'a> {
     }
 
     /// Adds blockers and notes for machines whose update would have to wait.
-    pub(super) fn look_for_refusals(&mut self, machines: &[&Value]) {
+    /// Returns what they would have to wait for.
+    pub(super) fn look_for_refusals(&mut self, machines: &[&Value]) -> Vec<Refused> {
         let hosts = match self.hosts() {
-            None => return,
+            None => return Vec::new(),
             Some(Read::Unknown(why)) => {
                 let note = format!("agents, kubelets and PodDisruptionBudgets are unknown: {why}");
                 self.plan.notes.push(note);
-                return;
+                return Vec::new();
             }
             Some(Read::Known(hosts)) => hosts,
         };
@@ -372,7 +375,8 @@ impl<'a> View<'a> {
                  it restarts"
             ));
         }
-        for one in refused(&self.input.current, self.group, &hosts.preflight, self.input.now) {
+        let found = refused(&self.input.current, self.group, &hosts.preflight, self.input.now);
+        for one in &found {
             match one.weight {
                 Weight::Waits => {
                     let machine = one.machines.first().cloned().unwrap_or_default();
@@ -382,6 +386,7 @@ impl<'a> View<'a> {
                 Weight::Passes | Weight::Overridden => self.plan.notes.push(one.message()),
             }
         }
+        found
     }
 
     /// Adds blockers for kubelets that are too old for the API server of the desired version.
@@ -440,6 +445,7 @@ impl<'a> View<'a> {
         self.plan.causes.dedup();
         self.plan.blocked_by.sort();
         self.plan.blocked_by.dedup();
+        self.plan.warnings.sort();
         let counts = self.plan.machines;
         self.plan.disruption = self.plan.disruption.filter(|_| counts.in_place > 0);
         self.plan.outcome = if counts.deleted > 0 {

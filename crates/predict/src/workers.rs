@@ -129,13 +129,18 @@ pub(super) fn predict(
     {
         only_machine::of_workers(&mut view, name(machine));
     }
+    let is_updated = |machine: &&Value| outcome.in_place.contains(name(machine));
+    let updated: Vec<&Value> = known.iter().copied().filter(is_updated).collect();
     if view.plan.machines.in_place > 0 {
         view.look_for_unfinished(&known);
-        view.look_for_refusals(&known);
+        let refused = view.look_for_refusals(&known);
+        view.look_at_drains(&updated, &refused);
         view.look_for_windows();
         view.look_for_pauses(&known);
     }
     view.add_timeline(pacer, std::mem::take(&mut outcome.events), available);
+    let before = control_plane.and_then(|plan| plan.seconds).unwrap_or_default();
+    view.look_at_target(&updated, before);
     Some(view.conclude(waits_for_a_user))
 }
 

@@ -11,7 +11,10 @@ use refit_core::{
     report::Reason,
 };
 use refit_kinds::{refit::ExceptionRule, version::StatedVersion};
-use refit_predict::{BLOCKED_REASONS, CauseReason, Unreached, doctor::Check};
+use refit_predict::{
+    BLOCKED_REASONS, CauseReason, DrainOutcome, Unreached, doctor::Check, drains::CONCERN_REASONS,
+    target::WARNING_REASONS,
+};
 use serde_json::json;
 use strum::VariantNames as _;
 
@@ -147,6 +150,15 @@ fn every_reason_in_a_plan_is_documented() {
     assert_eq!(missing(TROUBLESHOOTING, BLOCKED_REASONS), Vec::<&str>::new());
     for cause in CauseReason::ALL {
         assert!(has(PLAN, &format!("{cause:?}")), "{cause:?}");
+    }
+}
+
+#[test]
+fn every_concern_and_warning_is_documented() {
+    assert_eq!(missing(PLAN, CONCERN_REASONS), Vec::<&str>::new());
+    assert_eq!(missing(PLAN, WARNING_REASONS), Vec::<&str>::new());
+    for outcome in DrainOutcome::ALL {
+        assert!(has(PLAN, &format!("{outcome:?}")), "{outcome:?}");
     }
 }
 

@@ -6,19 +6,24 @@ use anyhow::bail;
 use k8s_openapi::api::apps::v1::Deployment;
 use kube::Api;
 use refit_cluster_api::kinds::{
-    Cluster as ClusterObject, KubeadmControlPlane, Machine, MachineDeployment, MachineSet,
+    Cluster as ClusterObject, KubeadmControlPlane, Machine, MachineDeployment, MachineDrainRule,
+    MachineSet,
 };
-use refit_core::change::OnUncovered;
+use refit_core::{change::OnUncovered, node::asks_for_namespaces};
 use refit_kinds::{
     json::{kind, name, namespace, text},
     keys,
     refit::{HostSettings, NodeDisruptionPolicy, NodeUpdate, Owner, UpdateGroup, Updater},
     version::KubernetesVersion,
 };
-use refit_predict::{GroupRef, Hosts, Input, Objects, Providers, Read, objects::apply};
+use refit_predict::{GroupRef, Input, Objects, Providers, Read, objects::apply};
+use serde::Deserialize as _;
 use serde_json::Value;
 
-use super::reader::{Found, Reader, workload};
+use super::{
+    reader::{Found, Reader},
+    workload,
+};
 use crate::{
     client::Cluster,
     reach::Surroundings,
@@ -65,17 +70,19 @@ pub(crate) async fn gather(reader: &mut Reader, change: &Change<'_>) -> anyhow::
     follow_templates(reader, &mut current, &desired, &targets).await?;
     let surroundings = Surroundings::read(&reader.cluster).await?;
     let space = reader.cluster.namespace.clone();
+    let rules: Vec<MachineDrainRule> = current
+        .of_kind("MachineDrainRule")
+        .filter_map(|rule| MachineDrainRule::deserialize(rule).ok())
+        .collect();
+    let asks_for_namespaces = asks_for_namespaces(&rules);
     let mut hosts = BTreeMap::new();
     for cluster in &clusters {
         let read = match reader.workload(cluster).await {
-            Ok(client) => workload(&client).await,
+            Ok(client) => workload::read(&client, asks_for_namespaces).await,
             Err(why) => Err(why),
         };
-        let read = match read {
-            Ok(w) => Read::Known(Hosts::of(&w.plans, &w.nodes, &w.budgets, &w.pods)),
-            Err(why) => Read::Unknown(why),
-        };
-        hosts.insert((space.clone(), cluster.clone()), read);
+        hosts
+            .insert((space.clone(), cluster.clone()), read.map_or_else(Read::Unknown, Read::Known));
     }
     let completed = completed(&desired, &current);
     Ok(Input {
@@ -311,6 +318,10 @@ async fn members(
             Found::Read(objects) => current.extend(objects),
             Found::Absent | Found::Forbidden => {}
         }
+    }
+    match reader.list::<MachineDrainRule>("").await? {
+        Found::Read(objects) => current.extend(objects),
+        Found::Absent | Found::Forbidden => {}
     }
     for (kind, found) in [
         ("NodeDisruptionPolicy", reader.list::<NodeDisruptionPolicy>("").await?),

@@ -1,5 +1,6 @@
 //! `refit plan`: predicts what a change will do to the machines.
 
+mod ahead;
 pub(crate) mod gather;
 mod html;
 mod junit;
@@ -7,6 +8,7 @@ mod output;
 pub(crate) mod reader;
 mod show;
 mod waves;
+mod workload;
 
 #[cfg(test)]
 #[cfg(feature = "sandbox")]
@@ -62,9 +64,10 @@ that name in the group.
 -o json writes one document: outcome (Unchanged, InPlace, Blocked, Replaced), groups (namespace, \
 kind, name, cluster, turn, from, to, outcome, machines {now, inPlace, new, deleted}, disruption, paths \
 {line, updater, objects}, causes {reason, object, message, remedy}, blockedBy {reason, object, \
-message}, notes, after, seconds, timeline {takes {source, prepareSeconds, updateSeconds, newMachineSeconds}, \
-turns {machine, action, startSeconds, disturbedSeconds, endSeconds}, availability {least, curve {seconds, \
-available}}}), notes. -o yaml writes the same document.
+message}, warnings {reason, object, message, remedy}, drains {machine, node, pods, outcome, \
+concerns {reason, object, message, remedy}, moreConcerns}, notes, after, seconds, timeline {takes {source, \
+prepareSeconds, updateSeconds, newMachineSeconds}, turns {machine, action, startSeconds, disturbedSeconds, \
+endSeconds}, availability {least, curve {seconds, available}}}), notes. -o yaml writes the same document.
 
 -o html writes one page with the timeline drawn, which refers to nothing else. -o junit writes one \
 suite for each group, whose cases fail where a machine is replaced, a path is covered by no updater, \
@@ -94,7 +97,7 @@ pub(crate) struct Args {
     /// Read the current objects from these manifests instead of a cluster. May be repeated.
     #[arg(long, value_name = "FILE", requires = "filename")]
     current: Vec<PathBuf>,
-    /// Predict so many machines in each MachineDeployment, all available, instead of its own. [1-100000]
+    /// Predict so many machines in each MachineDeployment instead of its own: 1 to 100000, all available.
     #[arg(long, value_name = "MACHINES", value_parser = clap::value_parser!(i64).range(1..=MOST_SIMULATED))]
     simulate: Option<i64>,
     /// What makes the exit code other than 0. May be repeated.

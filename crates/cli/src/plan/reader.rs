@@ -2,13 +2,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::{
     Api, Client, Resource,
     api::{DynamicObject, ListParams},
     discovery::{self, ApiResource},
 };
 use refit_runtime::{client::ClientStack, workload::Workloads};
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use crate::client::{Cluster, attempt};
@@ -265,19 +265,32 @@ pub(crate) async fn everything(
     client: &Client,
     resource: &ApiResource,
 ) -> Result<Vec<Value>, String> {
-    selected(client, resource, "").await
-}
-
-/// The same, of the objects with these labels.
-async fn selected(
-    client: &Client,
-    resource: &ApiResource,
-    labels: &str,
-) -> Result<Vec<Value>, String> {
     let api = Api::all_with(client.clone(), resource);
-    match pages(&api, resource, labels).await {
+    match pages(&api, resource, "").await {
         Err(error) if is_gone(&error) => Ok(Vec::new()),
         outcome => outcome.map_err(|error| format!("{} {}", resource.plural, reason_of(&error))),
+    }
+}
+
+/// Calls a function with each object of a kind in a cluster: what it does not keep is freed page by page. A cluster
+/// that
+/// does not know the kind has none.
+pub(crate) async fn each<K>(client: &Client, mut keep: impl FnMut(K)) -> kube::Result<()>
+where
+    K: Resource<DynamicType = ()> + Clone + std::fmt::Debug + DeserializeOwned,
+{
+    let api: Api<K> = Api::all(client.clone());
+    let mut params = ListParams::default().limit(PAGE);
+    loop {
+        let page = match api.list(&params).await {
+            Err(error) if is_gone(&error) => return Ok(()),
+            page => page?,
+        };
+        page.items.into_iter().for_each(&mut keep);
+        match page.metadata.continue_.filter(|next| !next.is_empty()) {
+            Some(next) => params = params.continue_token(&next),
+            None => return Ok(()),
+        }
     }
 }
 
@@ -291,39 +304,4 @@ pub(crate) fn reason_of(error: &kube::Error) -> String {
         last = cause;
     }
     format!("cannot be read, the API server is unreachable: {last}")
-}
-
-/// The objects read from a workload cluster.
-pub(crate) struct Workload {
-    /// HostPlans.
-    pub(crate) plans: Vec<Value>,
-    /// Nodes.
-    pub(crate) nodes: Vec<Value>,
-    /// PodDisruptionBudgets.
-    pub(crate) budgets: Vec<Value>,
-    /// Pods: those of the control plane, and all if a budget has no room left.
-    pub(crate) pods: Vec<Value>,
-}
-
-/// Reads a workload cluster; the error gives the reason.
-pub(crate) async fn workload(client: &Client) -> Result<Workload, String> {
-    use k8s_openapi::api::policy::v1::PodDisruptionBudget;
-    use refit_kinds::refit::HostPlan;
-    async fn list_all<K: Resource<DynamicType = ()>>(
-        client: &Client,
-    ) -> Result<Vec<Value>, String> {
-        everything(client, &ApiResource::erase::<K>(&())).await
-    }
-    let pods = ApiResource::erase::<Pod>(&());
-    let budgets = list_all::<PodDisruptionBudget>(client).await?;
-    let tight = budgets
-        .iter()
-        .any(|budget| budget.pointer("/status/disruptionsAllowed") == Some(&Value::from(0)));
-    Ok(Workload {
-        plans: list_all::<HostPlan>(client).await?,
-        nodes: list_all::<Node>(client).await?,
-        // All pods only if a budget has no room left; usually this saves a large response.
-        pods: selected(client, &pods, if tight { "" } else { "tier=control-plane" }).await?,
-        budgets,
-    })
 }

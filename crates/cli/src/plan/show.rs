@@ -8,7 +8,10 @@ use refit_predict::{
     timeline::{Source, Timeline},
 };
 
-use super::waves::{waves, word};
+use super::{
+    ahead,
+    waves::{waves, word},
+};
 use crate::printer::{Printer, columns, duration};
 
 /// How many waves of turns a group shows.
@@ -98,6 +101,8 @@ fn details(printer: Printer, group: &GroupPrediction) -> Vec<String> {
         let reason = printer.notable(&format!("blocked ({})", blocked.reason));
         lines.push(format!("  {reason}: {}", blocked.message));
     }
+    lines.extend(ahead::warnings(printer, group));
+    lines.extend(ahead::drains(printer, group));
     for cause in &group.causes {
         let reason = printer.bad(&format!("replaced ({:?})", cause.reason));
         lines.push(format!("  {reason}: {}", cause.message));

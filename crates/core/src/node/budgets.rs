@@ -20,6 +20,8 @@ pub struct BudgetView {
     pub selector: Option<Selector>,
     /// Whether it allows no disruption at the moment.
     pub allows_none: bool,
+    /// How many disruptions it allows at the moment.
+    pub allowed: i32,
     /// Whether as many pods are healthy as it requires.
     pub is_met: bool,
     /// Whether pods that are not Ready are protected while the budget is not met.

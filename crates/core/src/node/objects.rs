@@ -152,13 +152,14 @@ impl BudgetView {
             // A missing selector selects no pod, an empty one selects all.
             selector: spec.selector.and_then(|selector| Selector::try_from(selector).ok()),
             allows_none: is_current && status.disruptions_allowed <= 0 && status.expected_pods > 0,
+            allowed: status.disruptions_allowed,
             is_met: status.desired_healthy > 0 && status.current_healthy >= status.desired_healthy,
             spares_unhealthy: spec.unhealthy_pod_eviction_policy.as_deref() != Some("AlwaysAllow"),
         }
     }
 
     /// Whether the budget selects a pod.
-    pub(super) fn protects(&self, pod: &PodView) -> bool {
+    pub fn protects(&self, pod: &PodView) -> bool {
         self.namespace == pod.pod.namespace
             && self.selector.as_ref().is_some_and(|selector| selector.matches(&pod.labels))
     }

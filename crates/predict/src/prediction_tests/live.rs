@@ -35,7 +35,7 @@ fn machine(index: usize, owner: &str, kind: &str, version: &str) -> Value {
 }
 
 /// A control plane of three machines with all their objects.
-fn live() -> Input {
+pub(super) fn live() -> Input {
     live_of(control_plane(3, 0), 3)
 }
 
@@ -90,7 +90,7 @@ fn a_plan_for_what_is_requested_already_names_the_task_that_pauses_the_control_p
     assert!(names_task(&input));
 }
 
-fn node(name: &str) -> Value {
+pub(super) fn node(name: &str) -> Value {
     json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name},
         "status": {"conditions": [{"type": "Ready", "status": "True"}]}})
 }
@@ -113,7 +113,7 @@ fn exhaust(input: &mut Input, node: &str, healthy: i64) {
     (known.budgets, known.pods) = (facts.budgets, facts.pods);
 }
 
-fn change_machine(input: &mut Input, index: usize, change: impl FnOnce(&mut Value)) {
+pub(super) fn change_machine(input: &mut Input, index: usize, change: impl FnOnce(&mut Value)) {
     let name = format!("edge-1-{index}");
     let machine = input.current.get("Machine", "default", &name).unwrap();
     let mut machine = machine.clone();
@@ -121,7 +121,7 @@ fn change_machine(input: &mut Input, index: usize, change: impl FnOnce(&mut Valu
     input.current.insert(machine);
 }
 
-fn hosts(input: &mut Input) -> &mut Hosts {
+pub(super) fn hosts(input: &mut Input) -> &mut Hosts {
     match input.hosts.values_mut().next() {
         Some(Read::Known(hosts)) => hosts,
         other => panic!("{other:?}"),

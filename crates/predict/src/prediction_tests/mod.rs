@@ -1,4 +1,6 @@
+mod drains;
 mod live;
+mod target;
 mod timeline;
 
 use refit_cluster_api::kubeadm_config;

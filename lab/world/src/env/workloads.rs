@@ -31,15 +31,15 @@ const MOST_PODS: u64 = 1000;
 
 /// Maintains the number of pods that each ReplicaSet requests, on schedulable nodes.
 pub(crate) fn replicas(local: &Local<'_>, plan: &mut PassWrites) {
-    let mut load: BTreeMap<&str, usize> = local
+    let mut load: BTreeMap<&str, Load> = local
         .nodes
         .keys()
         .filter(|node| local.schedulable(node))
-        .map(|node| (node.as_str(), 0))
+        .map(|node| (node.as_str(), Load::default()))
         .collect();
     for pod in local.pods.iter().filter(|pod| !is_ending(pod)) {
-        if let Some(count) = load.get_mut(text(pod, "/spec/nodeName")) {
-            *count += 1;
+        if let Some(load) = load.get_mut(text(pod, "/spec/nodeName")) {
+            load.add(&pod["spec"]);
         }
     }
     for set in local.mirror.list("replicasets.apps") {
@@ -60,7 +60,7 @@ pub(crate) fn replicas(local: &Local<'_>, plan: &mut PassWrites) {
         for pod in local.pods.iter().filter(|pod| is_owned(pod, uid) && !is_ending(pod)) {
             live += 1;
             if text(pod, "/spec/nodeName").is_empty()
-                && let Some(node) = place(&mut load)
+                && let Some(node) = place(local, &mut load, &pod["spec"])
             {
                 let path = format!("{}/{}", pods_of(&set), name(pod));
                 let body = json!({"spec": {"nodeName": node}});
@@ -70,7 +70,7 @@ pub(crate) fn replicas(local: &Local<'_>, plan: &mut PassWrites) {
         for _ in live..wanted {
             let mut body = pod_of(&set, "ReplicaSet");
             body["metadata"]["generateName"] = json!(format!("{}-", name(&set)));
-            if let Some(node) = place(&mut load) {
+            if let Some(node) = place(local, &mut load, &body["spec"]) {
                 body["spec"]["nodeName"] = json!(node);
             }
             local.send(plan, Call::create(pods_of(&set), body));
@@ -78,11 +78,41 @@ pub(crate) fn replicas(local: &Local<'_>, plan: &mut PassWrites) {
     }
 }
 
-/// Picks the node with the fewest pods, the first by name among equals, and counts one more pod
-/// there.
-fn place(load: &mut BTreeMap<&str, usize>) -> Option<String> {
-    let (node, count) = load.iter_mut().min_by_key(|(_, count)| **count)?;
-    *count += 1;
+/// What the pods of a node take.
+#[derive(Clone, Copy, Debug, Default)]
+struct Load {
+    pods: usize,
+    cores: u64,
+}
+
+impl Load {
+    fn add(&mut self, spec: &Value) {
+        self.pods += 1;
+        self.cores += cores(spec);
+    }
+}
+
+/// The whole cores that the containers of a pod request.
+fn cores(spec: &Value) -> u64 {
+    let containers = spec["containers"].as_array();
+    let requests = containers.into_iter().flatten();
+    requests.filter_map(|one| text(one, "/resources/requests/cpu").parse::<u64>().ok()).sum()
+}
+
+/// Picks the node with the fewest pods, the first by name among equals, and counts one more pod there. Of what a pod
+/// requires,
+/// node selectors and whole cores count.
+fn place(local: &Local<'_>, load: &mut BTreeMap<&str, Load>, spec: &Value) -> Option<String> {
+    let fits = |node: &str, load: &Load| {
+        let Some(node) = local.nodes.get(node) else { return false };
+        let selector = spec["nodeSelector"].as_object();
+        let all = text(node, "/status/allocatable/cpu").parse::<u64>().unwrap_or_default();
+        selector.into_iter().flatten().all(|(key, value)| node["metadata"]["labels"][key] == *value)
+            && load.cores + cores(spec) <= all
+    };
+    let candidates = load.iter_mut().filter(|(node, load)| fits(node, load));
+    let (node, load) = candidates.min_by_key(|(_, load)| load.pods)?;
+    load.add(spec);
     Some((*node).to_owned())
 }
 

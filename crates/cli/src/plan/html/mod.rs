@@ -106,6 +106,7 @@ fn section(group: &GroupPrediction) -> Markup {
             }
             (findings(group))
             @if let Some(timeline) = &group.timeline { (turns(group, timeline)) }
+            (drains(group))
             (paths(group))
             @if !group.notes.is_empty() { h3 { "Notes" } (list(&group.notes)) }
         }
@@ -126,6 +127,35 @@ fn findings(group: &GroupPrediction) -> Markup {
                 strong { "Replaced: " (format!("{:?}", cause.reason)) } " " code { (cause.object) }
                 p { (cause.message) }
                 @if !cause.remedy.is_empty() { p { "To change that: " (cause.remedy) } }
+            }
+        }
+        @for warning in &group.warnings {
+            div.finding.blocked {
+                strong { "Warning: " (warning.reason) } " " code { (warning.object) }
+                p { (warning.message) }
+                p { "To change that: " (warning.remedy) }
+            }
+        }
+    }
+}
+
+/// How the drains of nodes go.
+fn drains(group: &GroupPrediction) -> Markup {
+    let pods: usize = group.drains.iter().map(|drain| drain.pods).sum();
+    html! {
+        @if !group.drains.is_empty() {
+            h3 { "Drains" }
+            details {
+                summary { (group.drains.len()) " nodes, " (pods) " pods leave" }
+                div.scrolls { table {
+                    thead { tr { th { "Node" } th { "Pods" } th { "Outcome" } th { "Concerns" } } }
+                    tbody { @for drain in group.drains.iter().take(MOST_ROWS) { tr {
+                        td { (drain.node) }
+                        td { (drain.pods) }
+                        td { (format!("{:?}", drain.outcome)) }
+                        td { @for concern in &drain.concerns { p.concern { (concern.reason) ": " (concern.message) } } }
+                    } } }
+                } }
             }
         }
     }

@@ -3,6 +3,7 @@
 use std::{collections::BTreeSet, sync::OnceLock, time::Duration};
 
 mod causes;
+mod drains;
 mod timeline;
 
 use kube::{

@@ -123,6 +123,7 @@ fn a_budget_without_room_is_waited_for_before_the_node_is_cordoned() {
         name: "web".into(),
         selector: Some(kube::core::Selector::default()),
         allows_none: true,
+        allowed: 0,
         is_met: true,
         spares_unhealthy: true,
     }];

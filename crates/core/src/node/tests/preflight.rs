@@ -19,6 +19,7 @@ fn budget(allows_none: bool, is_met: bool) -> BudgetView {
         name: "web".into(),
         selector: Selector::try_from(LabelSelector::default()).ok(),
         allows_none,
+        allowed: i32::from(!allows_none),
         is_met,
         spares_unhealthy: true,
     }
