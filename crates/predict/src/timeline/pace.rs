@@ -48,7 +48,7 @@ impl Pacer {
         at
     }
 
-    /// The first time in a window that is open long enough; the same time if there is none.
+    /// The first time in a window that is open long enough; the same time without windows.
     fn in_window(&self, at: i64) -> i64 {
         if self.pace.pacing.windows.is_none() {
             return at;

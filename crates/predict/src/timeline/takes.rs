@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn what_disturbs_more_takes_longer() {
+    fn an_update_that_disturbs_more_takes_longer() {
         let of = |disruption| Takes::of(Role::Worker, None, disruption, &[]).seconds();
         let all = [Disruption::None, Disruption::Restart, Disruption::Drain, Disruption::Reboot];
         assert!(all.map(of).is_sorted());

@@ -40,12 +40,11 @@ pub(super) async fn run(bed: &Bed) -> anyhow::Result<()> {
         let mut deployment = cluster.deployment(workers).await?;
         json_patch::merge(&mut deployment, &json!({"spec": change}));
         let planned = Planned::objects(bed, &cluster, &[template.clone(), deployment]).await?;
-        match workers {
-            "held" => planned.is_blocked("uncovered-held", "UncoveredPreserve")?,
-            _ => {
-                let counts = planned.counts("uncovered-free")?;
-                ensure!(counts == (0, 2, 2), "the plan is {counts:?}");
-            }
+        if workers == "held" {
+            planned.is_blocked("uncovered-held", "UncoveredPreserve")?;
+        } else {
+            let counts = planned.counts("uncovered-free")?;
+            ensure!(counts == (0, 2, 2), "the plan is {counts:?}");
         }
         cluster.objects.apply(&template).await?;
         cluster.change_workers(workers, &change).await?;
