@@ -417,8 +417,7 @@ fn fits_nowhere(node: &Node<'_>, misfit: &Misfit) -> Concern {
 }
 
 /// A budget counts a Pending pod as unavailable: each one that fits nowhere uses up one of the disruptions that it
-/// allows
-/// until the node is back.
+/// allows until the node is back.
 fn used_up(node: &Node<'_>, budget: &BudgetView, leaving: usize, lost: usize) -> Option<Concern> {
     let allowed = usize::try_from(budget.allowed).unwrap_or_default();
     if lost == 0 || lost < allowed {

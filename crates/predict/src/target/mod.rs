@@ -73,8 +73,7 @@ impl TargetFacts {
 
 impl View<'_> {
     /// Adds what gets in the way of updates of these machines in place. `before` is how many seconds pass before the
-    /// first of
-    /// them begins.
+    /// first of them begins.
     pub(super) fn look_at_target(&mut self, machines: &[&Value], before: i64) {
         if machines.is_empty() {
             return;
