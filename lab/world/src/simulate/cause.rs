@@ -78,7 +78,7 @@ pub(super) fn cause_holds(
             )
         }
         RefusalReason::ControlPlaneUnhealthy => {
-            Some(!is_healthy(world, object) || is_being_updated(world, object))
+            Some(!is_healthy(world, object) || is_being_updated(world, object, update))
         }
         RefusalReason::SlotBusy => Some(world.update_groups().iter().any(|group| {
             let slots = group["status"]["slots"].as_array();
@@ -447,14 +447,15 @@ pub(super) fn is_off(session: &Session, agent: &Actor) -> bool {
     host.is_none_or(|host| lock(&host.state).down_until.is_some())
 }
 
-/// Whether the control plane member on a node is Ready, with all of its components, and stays.
-/// Whether an update of the machine of a Node has not ended.
-fn is_being_updated(world: &World, node: &str) -> bool {
+/// Whether another update than this one is under way on the machine of a Node.
+fn is_being_updated(world: &World, node: &str, own: &Value) -> bool {
     let updates = world.node_updates();
-    let mut of_node = updates.iter().filter(|update| text(update, "/status/nodeName") == node);
+    let others = updates.iter().filter(|update| name(update) != name(own));
+    let mut of_node = others.filter(|update| text(update, "/status/nodeName") == node);
     of_node.any(|update| !is_final(update))
 }
 
+/// Whether the control plane member on a node is Ready, with all of its components, and stays.
 fn is_healthy(world: &World, node: &str) -> bool {
     let leaves = world.machines().iter().any(|machine| {
         let names = [name(machine), text(machine, "/status/nodeRef/name")];
